@@ -1,0 +1,1 @@
+"""Wire models, one file a peer: what goes over HTTP or through Temporal, and nothing that decides."""

@@ -1,0 +1,144 @@
+"""Configuration: names as in the RFC (§7), each with its unit and reason; contradictions are found when it is read.
+
+`FaultToleranceConfig` is a plain model; files and environment are read by `service.settings`. A round keeps the
+configuration it started with.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from domain.model import NotBool, Strict
+
+Seconds = Annotated[float, NotBool, Field(gt=0, le=86_400)]
+
+MAX_LEASE_SEC = 3600.0
+"""The longest lease that a NodeManager grants (RFC §6)."""
+
+
+class FallbackStrategy(StrEnum):
+    """What runs when the group cannot shrink in place."""
+
+    INSTANCE_RECONFIGURATION = "InstanceReconfiguration"
+    ENGINE_RELAUNCH = "EngineRelaunch"
+    SCALE_P2D = "ScaleP2D"
+
+
+class DpScaleDownConfig(Strict):
+    """One scale-down round's times."""
+
+    request_timeout_sec: Annotated[float, NotBool, Field(gt=0, le=60)] = 5.0
+    """Controller → NodeManager, one request; part of the lease."""
+
+    engine_request_timeout_sec: Annotated[float, NotBool, Field(gt=0, le=60)] = 4.0
+    """NodeManager → engine, one request; below request_timeout_sec, so that the NodeManager can still answer."""
+
+    poll_interval_sec: Annotated[float, NotBool, Field(ge=0.02, le=60)] = 1.0
+    """How often NodeManagers look at their engines while nothing is wrong."""
+
+    fault_poll_interval_sec: Annotated[float, NotBool, Field(ge=0.02, le=60)] = 0.25
+    """How often they, and a round, look while evidence is held anywhere in the instance."""
+
+    execution_deadline_sec: Annotated[float, NotBool, Field(ge=1, le=600)] = 30.0
+    """Bound of each of the two waits: for apply-ready, and for recovered."""
+
+    guard_deadline_sec: Seconds = 15.0
+    coordinator_deadline_sec: Seconds = 15.0
+    apply_deadline_sec: Seconds = 15.0
+    verify_deadline_sec: Seconds = 15.0
+    finalize_deadline_sec: Seconds = 20.0
+
+    dead_confirm_sec: Annotated[float, NotBool, Field(ge=0, le=600)] = 10.0
+    """How long a rank whose process runs but whose FT API is mute must stay mute to count as dead."""
+
+    verify_inference: bool = True
+    """One bounded completion on each survivor before the commit point."""
+
+    @property
+    def lease_sec(self) -> float:
+        """How long a guard holds without renewal: two waits and the requests around them (RFC §5, step 4)."""
+        return 2 * self.execution_deadline_sec + 4 * self.request_timeout_sec + max(5.0, self.poll_interval_sec)
+
+    @property
+    def apply_margin_sec(self) -> float:
+        """What must be left of a lease when apply is sent."""
+        return self.execution_deadline_sec + self.request_timeout_sec
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DpScaleDownConfig":
+        if self.engine_request_timeout_sec >= self.request_timeout_sec:
+            raise ValueError(
+                f"engine_request_timeout_sec={self.engine_request_timeout_sec} must be below "
+                f"request_timeout_sec={self.request_timeout_sec}: the NodeManager has to answer before its caller gives up"
+            )
+        if self.lease_sec > MAX_LEASE_SEC:
+            raise ValueError(
+                f"execution_deadline_sec={self.execution_deadline_sec} and request_timeout_sec={self.request_timeout_sec} "
+                f"make a lease of {self.lease_sec:g} s, a NodeManager grants at most {MAX_LEASE_SEC:g}"
+            )
+        if self.fault_poll_interval_sec > self.poll_interval_sec:
+            raise ValueError(
+                f"fault_poll_interval_sec={self.fault_poll_interval_sec} must not exceed "
+                f"poll_interval_sec={self.poll_interval_sec}: a fault is looked at more often, not less"
+            )
+        return self
+
+
+class FaultToleranceConfig(Strict):
+    """`fault_tolerance_config` of the Controller (RFC §7; ▲ marks ours)."""
+
+    enable_fault_tolerance: bool = True
+    enable_dp_scale_down: bool = False
+    enable_dp_scale_up: bool = False
+    """After a success, stop the Pods that the round emptied, so that the cluster can supply new ones."""
+
+    dp_scale_down_config: DpScaleDownConfig = DpScaleDownConfig()
+    hardware_ft_correlation_window_sec: Seconds = 5.0
+    software_collection_timeout_sec: Seconds = 60.0
+    dead_after_poll_failures: Annotated[int, NotBool, Field(ge=1, le=100)] = 1
+    strategy_center_check_interval_sec: Seconds = 10.0
+    reconfiguration_budget: Annotated[int, NotBool, Field(ge=1, le=100)] = 3
+    reconfiguration_window_sec: Seconds = 1800.0
+    reconfiguration_deadline_sec: Seconds = 600.0
+    """▲ Bound of one rebuild: engines stopped, new ones ready, a completion on each."""
+
+    fallback_strategy: FallbackStrategy = FallbackStrategy.INSTANCE_RECONFIGURATION
+    enable_engine_relaunch: bool = True
+    heartbeat_interval_sec: Seconds = 1.0
+    heartbeat_timeout_sec: Seconds = 30.0
+    set_interval_sec: Seconds = 5.0
+    min_alive_ranks: Annotated[int, NotBool, Field(ge=1, le=4096)] = 1
+    """▲ Fewer survivors → rebuild instead."""
+
+    @property
+    def enable_dp_scale_down_proxy(self) -> bool:
+        """Handed to NodeManagers; off → their FT routes answer 404. Nobody configures it (RFC §6)."""
+        return self.enable_fault_tolerance and self.enable_dp_scale_down
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "FaultToleranceConfig":
+        if self.heartbeat_timeout_sec <= self.heartbeat_interval_sec:
+            raise ValueError(
+                f"heartbeat_timeout_sec={self.heartbeat_timeout_sec} must exceed "
+                f"heartbeat_interval_sec={self.heartbeat_interval_sec}"
+            )
+        if self.enable_dp_scale_up and not self.enable_dp_scale_down:
+            raise ValueError("enable_dp_scale_up=true needs enable_dp_scale_down=true: it stops Pods that a round emptied")
+        return self
+
+
+def config_warnings(config: FaultToleranceConfig, detection_sec: float = 30.0) -> list[str]:
+    """What is allowed but probably not meant; for the log and for `autotomy doctor`.
+
+    `detection_sec` is the engines' communication timeout: how long survivors need to notice a dead peer.
+    """
+    found = []
+    if config.software_collection_timeout_sec < detection_sec:
+        found.append(
+            f"software_collection_timeout_sec={config.software_collection_timeout_sec:g} is below the engines' "
+            f"communication timeout of {detection_sec:g} s: instances are rebuilt before the survivors can notice"
+        )
+    if not config.dp_scale_down_config.verify_inference:
+        found.append("verify_inference=false: a round commits on the engines' word alone")
+    return found

@@ -1,0 +1,143 @@
+"""Who is where: an instance's authoritative topology. It never changes while the instance lives.
+
+An instance is `dp_size` ranks, each behind one endpoint in one Pod; each Pod has a NodeManager, known by ip **and**
+port (two may share an ip). Headless endpoints belong to a rank's Pod but serve no HTTP: they are only guarded and
+finalized. What is *served* is a projection of this (`serving.py`); the topology itself is never edited.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from domain.engine import FtCapability
+from domain.model import InstanceId, Port, Rank, Strict
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNION = "union"
+
+
+class NodeManagerAddress(Strict):
+    """A NodeManager's identity: ip and port. Its text form "ip:port" is the key in replies and records."""
+
+    ip: str = Field(min_length=1)
+    port: Port
+
+    def __str__(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.ip}:{self.port}"
+
+
+class NodeManagerPlace(Strict):
+    """A Pod's NodeManager and the node that it runs on."""
+
+    pod_ip: str = Field(min_length=1)
+    port: Port
+    node_name: str = ""
+
+    @property
+    def address(self) -> NodeManagerAddress:
+        return NodeManagerAddress(ip=self.pod_ip, port=self.port)
+
+
+class Endpoint(Strict):
+    """One rank's address. `id` is the original DP rank; `ip` is where its engine listens (normally the Pod's).
+
+    `node_manager_port` names the NodeManager where two share `pod_ip`; otherwise it is found by `pod_ip`.
+    """
+
+    id: Rank
+    pod_ip: str = Field(min_length=1)
+    ip: str = Field(min_length=1)
+    business_port: Port
+    headless: bool = False
+    device_ids: tuple[str, ...] = ()
+    node_manager_port: Port | None = None
+
+
+class ParallelConfig(Strict):
+    dp_size: Annotated[int, Field(strict=True, ge=1, le=4096)]
+    tp_size: Annotated[int, Field(strict=True, ge=1)] = 1
+    pp_size: Annotated[int, Field(strict=True, ge=1)] = 1
+
+
+class Topology(Strict):
+    """An instance as declared or assembled. Raises `ValueError` (a pydantic validation error) where it contradicts itself."""
+
+    instance_id: InstanceId
+    job_name: str = Field(min_length=1)
+    model_name: str = Field(min_length=1)
+    role: Role = Role.UNION
+    parallel_config: ParallelConfig
+    dp_master_port: Port
+    node_managers: tuple[NodeManagerPlace, ...] = Field(min_length=1)
+    endpoints: tuple[Endpoint, ...] = Field(min_length=1)
+    ft_capability: FtCapability | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Topology":
+        routable = sorted(endpoint.id for endpoint in self.endpoints if not endpoint.headless)
+        wanted = list(range(self.parallel_config.dp_size))
+        if routable != wanted:
+            twice = sorted(rank for rank, count in Counter(routable).items() if count > 1)
+            raise ValueError(
+                f"routable endpoint ids must be exactly 0..{self.parallel_config.dp_size - 1}, got {routable}"
+                + (f" (duplicate: {twice})" if twice else "")
+            )
+        addresses = [str(place.address) for place in self.node_managers]
+        if len(set(addresses)) != len(addresses):
+            raise ValueError(f"node_managers holds an address twice: {sorted(addresses)}")
+        for endpoint in self.endpoints:
+            self.manager_of(endpoint)
+        return self
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The original DP ranks, ascending: 0..dp_size-1."""
+        return tuple(range(self.parallel_config.dp_size))
+
+    def manager_of(self, endpoint: Endpoint) -> NodeManagerAddress:
+        """The NodeManager that owns an endpoint. Raises `ValueError` if none or more than one could."""
+        found = [
+            place.address
+            for place in self.node_managers
+            if place.pod_ip == endpoint.pod_ip and endpoint.node_manager_port in (None, place.port)
+        ]
+        if len(found) != 1:
+            raise ValueError(
+                f"endpoint {endpoint.id} in Pod {endpoint.pod_ip} matches {len(found)} NodeManagers; "
+                "set node_manager_port where several share a Pod ip"
+            )
+        return found[0]
+
+    def endpoint(self, rank: int) -> Endpoint:
+        """The routable endpoint of a rank. Raises `KeyError` for a rank that the instance does not have."""
+        for endpoint in self.endpoints:
+            if endpoint.id == rank and not endpoint.headless:
+                return endpoint
+        raise KeyError(rank)
+
+    def manager_of_rank(self, rank: int) -> NodeManagerAddress:
+        return self.manager_of(self.endpoint(rank))
+
+    @property
+    def managers(self) -> tuple[NodeManagerAddress, ...]:
+        return tuple(place.address for place in self.node_managers)
+
+    def ranks_of(self, manager: NodeManagerAddress) -> tuple[int, ...]:
+        """The routable ranks behind one NodeManager, ascending."""
+        return tuple(sorted(e.id for e in self.endpoints if not e.headless and self.manager_of(e) == manager))
+
+    def by_manager(self, ranks: Iterable[int]) -> dict[NodeManagerAddress, tuple[int, ...]]:
+        """Groups ranks by NodeManager, in the topology's order; managers without any of them are left out."""
+        wanted = set(ranks)
+        groups = {manager: tuple(r for r in self.ranks_of(manager) if r in wanted) for manager in self.managers}
+        return {manager: group for manager, group in groups.items() if group}
