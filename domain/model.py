@@ -1,7 +1,8 @@
 """The two kinds of pydantic model that Autotomy has.
 
-`Strict` parses what we serve and what we keep: an unknown field is an error. `Tolerant` parses what peers answer: unknown fields are ignored, because
-a newer engine may say more; its identity fields stay strict. Both are frozen: change by `model_copy(update=…)`.
+`Strict` parses what we serve and what we keep: an unknown field is an error. `Tolerant` parses what peers answer: unknown
+fields are ignored, because a newer engine may say more; its identity fields stay strict. Both are frozen: change by
+`model_copy(update=…)`.
 
 On the wire a boolean is never an integer and "7" is no number: fields use the strict types below. Configuration also
 comes from environment variables, where everything is text: it uses `NotBool` on numbers instead.
