@@ -1,0 +1,290 @@
+"""The HTTP side of every process: one envelope, one way to fail, one way to listen.
+
+A success is `{"code": 200, "message": "Success", "data": …}` (`success`). A failure carries its HTTP status and the same
+envelope with a machine-readable reason: `{"code": 409, "message": "…", "data": {"reason": "WRONG_SET", …}}`; handlers
+raise `HttpError` for it. What nobody raised on purpose has the same shape:
+
+| what came | status | reason |
+|---|---|---|
+| malformed JSON | 400 | MALFORMED_JSON |
+| wrong type, missing or unknown field, value out of range | 400 | INVALID, with each field, value and why |
+| unknown route / wrong method | 404 / 405 | NOT_FOUND / METHOD_NOT_ALLOWED |
+| a domain error that no handler met: Transient / any other | 503 / 502 | the error's own |
+| a bug | 500 | INTERNAL; the traceback goes to the log, not to the caller |
+
+`serve` listens until it is told to stop. Open streams get a bounded grace, then they are cut.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+
+from domain.errors import AutotomyError, Refused, Transient
+
+log = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SEC: Final = 75
+_MAX_SHOWN_VALUE: Final = 120
+
+
+class HttpReason(StrEnum):
+    """Reasons that belong to HTTP itself; each peer's own reasons are in its messages module."""
+
+    MALFORMED_JSON = "MALFORMED_JSON"
+    INVALID = "INVALID"
+    NOT_FOUND = "NOT_FOUND"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
+
+
+class HttpError(Exception):
+    """A handler's refusal: HTTP status, reason, message, and whatever else belongs into `data`."""
+
+    def __init__(
+        self, status: int, reason: str, message: str, *, headers: Mapping[str, str] | None = None, **data: object
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = str(reason)
+        self.message = message
+        self.headers = headers
+        self.data = data
+
+    def response(self) -> JSONResponse:
+        """The refusal in the envelope."""
+        return failure(self.status, self.reason, self.message, headers=self.headers, **self.data)
+
+
+def success(data: object = None) -> JSONResponse:
+    """200 with `data` (pydantic models welcome) in the envelope."""
+    return JSONResponse({"code": 200, "message": "Success", "data": jsonable_encoder(data)})
+
+
+def failure(status: int, reason: str, message: str, *, headers: Mapping[str, str] | None = None, **data: object) -> JSONResponse:
+    """`status` with `{"reason", …data}` in the envelope."""
+    body = {"code": status, "message": message, "data": jsonable_encoder({"reason": str(reason), **data})}
+    return JSONResponse(body, status_code=status, headers=dict(headers) if headers else None)
+
+
+def create_app(title: str, *, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """A FastAPI application whose every answer, also to nonsense, is in the envelope. OpenAPI at /docs."""
+    app = FastAPI(title=title, lifespan=lifespan, redoc_url=None, strict_content_type=False)
+    app.add_middleware(_BugBarrier)
+    app.add_exception_handler(HttpError, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_starlette_error)
+    app.add_exception_handler(AutotomyError, _on_domain_error)
+    return app
+
+
+async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HttpError)
+    return error.response()
+
+
+async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return invalid(error.errors()).response()
+
+
+async def _on_starlette_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    reasons = {404: HttpReason.NOT_FOUND, 405: HttpReason.METHOD_NOT_ALLOWED, 503: HttpReason.UNAVAILABLE}
+    reason = reasons.get(error.status_code, HttpReason.INTERNAL if error.status_code >= 500 else HttpReason.INVALID)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return failure(error.status_code, reason, message, headers=error.headers)
+
+
+async def _on_domain_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, AutotomyError)
+    return failure(503 if isinstance(error, Transient) else 502, error.reason, error.message)
+
+
+def invalid(details: Sequence[Mapping[str, Any]]) -> HttpError:
+    """A 400 that names each field, its value and why, from pydantic's error details (`ValidationError.errors()`)."""
+    if any(detail["type"] == "json_invalid" for detail in details):
+        why = details[0].get("ctx", {}).get("error", details[0]["msg"])
+        return HttpError(400, HttpReason.MALFORMED_JSON, f"the body is not JSON: {why}")
+    errors = [_field_error(detail) for detail in details]
+    message = "; ".join(f"{error['field']}: {error['why']} (got {error['value']})" for error in errors)
+    return HttpError(400, HttpReason.INVALID, message, errors=errors)
+
+
+def _field_error(detail: Mapping[str, Any]) -> dict[str, str]:
+    path = [str(part) for part in detail["loc"]]
+    if len(path) > 1 and path[0] == "body":
+        path = path[1:]
+    value = repr(detail.get("input"))
+    shown = value if len(value) <= _MAX_SHOWN_VALUE else value[: _MAX_SHOWN_VALUE - 1] + "…"
+    return {"field": ".".join(path), "value": shown, "why": str(detail["msg"]).removeprefix("Value error, ")}
+
+
+class _BugBarrier:
+    """Outermost of ours: an exception that nobody expected is logged here and answered without its traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception:
+            if scope["type"] != "http":
+                raise
+            log.exception("request failed by a bug", extra={"method": scope["method"], "path": scope["path"]})
+            if started:
+                raise
+            answer = failure(500, HttpReason.INTERNAL, "internal error; the log of this process has the traceback")
+            await answer(scope, receive, send)
+
+
+class AddressUnavailable(Refused):
+    """The process cannot listen where it was told to."""
+
+    default_reason = "ADDRESS_UNAVAILABLE"
+
+
+class StartupFailed(AutotomyError):
+    """The application's own start (its lifespan) raised; the log has the traceback."""
+
+    default_reason = "STARTUP_FAILED"
+
+
+def bind(host: str, port: int, *, option: str = "--port") -> socket.socket:
+    """A listening TCP socket at `host`:`port`; port 0 takes a free one (see `url_of`).
+
+    Raises AddressUnavailable, whose message says what is in the way and names the command line `option` to change.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError, OverflowError) as error:
+        raise AddressUnavailable(f"cannot listen on {host}:{port}: {error}") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise AddressUnavailable(_why_not(host, port, option, error)) from None
+    return sock
+
+
+def _why_not(host: str, port: int, option: str, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = f"another process listens there; stop it, or choose another port with {option}"
+        case errno.EACCES:
+            advice = f"not allowed; ports below 1024 need privileges, choose another with {option}"
+        case errno.EADDRNOTAVAIL:
+            advice = "no interface of this machine has that address; choose another with --host"
+        case _:
+            advice = error.strerror or str(error)
+    return f"cannot listen on {host}:{port}: {advice}"
+
+
+def url_of(sock: socket.socket) -> str:
+    """`http://host:port` of a bound socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
+
+
+async def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[str], None] | None = None,
+    grace_sec: float = 2.0,
+    access_log: bool = False,
+    option: str = "--port",
+) -> None:
+    """Listen at `host`:`port` until `stop` is set; see `serve_socket`. Raises AddressUnavailable."""
+    sock = bind(host, port, option=option)
+    await serve_socket(app, sock, stop=stop, on_ready=on_ready, grace_sec=grace_sec, access_log=access_log)
+
+
+async def serve_socket(
+    app: ASGIApp,
+    sock: socket.socket,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[str], None] | None = None,
+    grace_sec: float = 2.0,
+    access_log: bool = False,
+) -> None:
+    """Serve `app` on a bound socket until `stop` is set, and close the socket.
+
+    `on_ready` gets the bound URL once requests are answered. After `stop`, requests in flight have `grace_sec` seconds,
+    then they are cut; idle connections close at once. Raises StartupFailed when the app's lifespan does.
+    """
+    url = url_of(sock)
+    server = _Server(_uvicorn_config(app, grace_sec, access_log), url, on_ready)
+    stopping = asyncio.create_task(_stop_server(server, stop), name=f"stop {url}")
+    try:
+        await server.serve(sockets=[sock])
+    except SystemExit:
+        raise StartupFailed(f"{url}: the application could not start; the log has the reason") from None
+    finally:
+        stopping.cancel()
+        sock.close()
+
+
+async def _stop_server(server: uvicorn.Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True
+
+
+def _uvicorn_config(app: ASGIApp, grace_sec: float, access_log: bool) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=access_log,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_SEC,
+    )
+    config.timeout_graceful_shutdown = grace_sec  # type: ignore[assignment]  # asyncio takes fractions too
+    return config
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, which would replace ours, and with a word when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, url: str, on_ready: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._url = url
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        log.info("listening", extra={"url": self._url})
+        if self._on_ready is not None:
+            self._on_ready(self._url)

@@ -1,0 +1,46 @@
+"""The outermost lines of every process: logging, signals, and an exit code that means something.
+
+    if __name__ == "__main__":
+        sys.exit(run_process("coordinator", main))     # async def main(stop: asyncio.Event) -> None
+
+| exit code | |
+|---|---|
+| 0 | did its work, or was asked to stop |
+| 2 | could not start: wrong configuration, port in use, peer missing; one line on stderr says what to do |
+| 1 | a bug: traceback in the log |
+| 130 | second Ctrl-C |
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+
+from domain.errors import AutotomyError
+from service.failpoints import armed_failpoints
+from service.logging import configure_logging
+from service.stop import Stopped, stop_event
+
+log = logging.getLogger(__name__)
+
+
+def run_process(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Run `main(stop)` to its end and return the exit code; `stop` is set by SIGTERM and SIGINT."""
+    try:
+        configure_logging(process)
+        if armed := armed_failpoints():
+            log.warning("failpoints armed", extra={"names": ",".join(sorted(armed))})
+        asyncio.run(_with_stop(main))
+    except AutotomyError as error:
+        sys.stderr.write(f"{process}: {error}\n")
+        return 2
+    except (KeyboardInterrupt, Stopped):
+        return 0
+    except Exception:
+        log.exception("stopped by a bug")
+        return 1
+    return 0
+
+
+async def _with_stop(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    await main(stop_event())
