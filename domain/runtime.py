@@ -1,0 +1,130 @@
+"""The FT runtime record: what an instance's recovery is doing, for operators and for the status API.
+
+The record is derived: the FaultManager writes it, nobody decides by reading it elsewhere. `phase` follows one table; a
+change that is not in it is refused and recorded, and never fails a workflow task (contracts §5; RFC §3.1).
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from domain.engine import RankEntry
+from domain.model import Generation, InstanceId, Rank, Revision, Strict
+
+
+class FtPhase(StrEnum):
+    DISABLED = "DISABLED"  # shown while the feature is off; never stored
+    NORMAL = "NORMAL"
+    DECIDING = "DECIDING"
+    WAITING_ENGINE_FAULT = "WAITING_ENGINE_FAULT"
+    SCALING_DOWN = "SCALING_DOWN"
+    POST_SCALE_CLEANUP = "POST_SCALE_CLEANUP"
+    SCALED_DOWN_RUNNING = "SCALED_DOWN_RUNNING"
+    RECONFIGURING = "RECONFIGURING"
+
+
+SERVING_PHASES = frozenset({FtPhase.NORMAL, FtPhase.SCALED_DOWN_RUNNING})
+"""The phases in which an instance may serve."""
+
+TRANSACTION_PHASES = frozenset({FtPhase.DECIDING, FtPhase.WAITING_ENGINE_FAULT, FtPhase.SCALING_DOWN, FtPhase.POST_SCALE_CLEANUP})
+"""A round is under way: partial-loss shutdown is suppressed (RFC §3.1)."""
+
+TRANSITIONS: dict[FtPhase, frozenset[FtPhase]] = {
+    FtPhase.NORMAL: frozenset({FtPhase.DECIDING, FtPhase.RECONFIGURING}),
+    FtPhase.SCALED_DOWN_RUNNING: frozenset({FtPhase.DECIDING, FtPhase.RECONFIGURING}),
+    FtPhase.DECIDING: frozenset(
+        {
+            FtPhase.WAITING_ENGINE_FAULT,
+            FtPhase.SCALING_DOWN,
+            FtPhase.RECONFIGURING,
+            FtPhase.NORMAL,  # abandoned, or FastRecovery or TokenReinference done
+            FtPhase.SCALED_DOWN_RUNNING,
+        }
+    ),
+    FtPhase.WAITING_ENGINE_FAULT: frozenset(
+        {FtPhase.SCALING_DOWN, FtPhase.RECONFIGURING, FtPhase.NORMAL, FtPhase.SCALED_DOWN_RUNNING}
+    ),
+    FtPhase.SCALING_DOWN: frozenset({FtPhase.POST_SCALE_CLEANUP, FtPhase.RECONFIGURING}),
+    FtPhase.POST_SCALE_CLEANUP: frozenset({FtPhase.SCALED_DOWN_RUNNING, FtPhase.RECONFIGURING}),
+    FtPhase.RECONFIGURING: frozenset({FtPhase.NORMAL, FtPhase.SCALED_DOWN_RUNNING}),
+    FtPhase.DISABLED: frozenset(),
+}
+"""Which phase may follow which (contracts §5). The phase before a round decides which of the two serving ones comes back."""
+
+
+def may_follow(before: FtPhase, after: FtPhase) -> bool:
+    """Whether the table allows `before` → `after`; staying is always allowed."""
+    return before == after or after in TRANSITIONS[before]
+
+
+def resting_phase(dead_committed: tuple[int, ...]) -> FtPhase:
+    """The serving phase that fits a committed set: NORMAL for a whole group, SCALED_DOWN_RUNNING for a shrunk one."""
+    return FtPhase.SCALED_DOWN_RUNNING if dead_committed else FtPhase.NORMAL
+
+
+class GateRecord(Strict):
+    """The last answer of the static gate (domain/gate.py)."""
+
+    allowed: bool
+    reason_codes: tuple[str, ...] = ()
+
+
+class Waiting(Strict):
+    """What the FaultManager waits for: why, until when (UTC, ISO 8601; None = without an end of its own), and what then."""
+
+    reason: str
+    until: str | None
+    then: str
+
+
+class RejectedSignal(Strict):
+    """A signal or report that was refused, with its reason; the last 20 are kept."""
+
+    at: str
+    name: str
+    reason: str
+    payload: str
+
+
+class Budget(Strict):
+    """Reconfigurations used and allowed within the sliding window."""
+
+    used: int
+    allowed: int
+    window_sec: float
+
+
+class RuntimeRecord(Strict):
+    """One instance in `GET /controller/fault_tolerance/status` (contracts §5; RFC §7).
+
+    `stage_times`: seconds per stage of the last round. `engine_statuses`: the newest entry per rank ("0", "1", …).
+    """
+
+    instance_id: InstanceId
+    phase: FtPhase
+    original_dp_ranks: tuple[Rank, ...]
+    request_id: str | None = None
+    dead_committed: tuple[Rank, ...] = ()
+    pending_removed_ranks: tuple[Rank, ...] = ()
+    alive_dp_ranks: tuple[Rank, ...]
+    fallback_strategy: str
+    gate: GateRecord | None = None
+    engine_statuses: dict[str, RankEntry] = Field(default_factory=dict)
+    serving_published: bool = False
+    last_error: str | None = None
+    can_serve: bool = False
+    generation: Generation = 0
+    view_revision: Revision = 0
+    active_strategy: str | None = None
+    strategy_workflow_id: str | None = None
+    waiting: Waiting | None = None
+    pending_finalize: tuple[str, ...] = ()
+    absent_node_managers: tuple[str, ...] = ()
+    stage_times: dict[str, float] = Field(default_factory=dict)
+    budget: Budget | None = None
+    rejected_signals: tuple[RejectedSignal, ...] = ()
+
+
+def can_serve(phase: FtPhase, serving_published: bool) -> bool:
+    """I6: an instance serves only in a serving phase and with its view published."""
+    return phase in SERVING_PHASES and serving_published
