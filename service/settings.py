@@ -64,7 +64,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
     from_file = read_yaml_mapping(path) if path is not None else {}
     _refuse_misspelt_variables()
 
-    class _WithFile(Settings):
+    class _Sourced(Settings):
         @classmethod
         def settings_customise_sources(
             cls,
@@ -74,15 +74,16 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=from_file)
+            from_command_line = InitSettingsSource(settings_cls, init_kwargs=dict(overrides or {}))
+            return from_command_line, env_settings, InitSettingsSource(settings_cls, init_kwargs=from_file)
 
-    _WithFile.__name__ = _WithFile.__qualname__ = Settings.__name__
     try:
-        return _WithFile(**dict(overrides or {}))
+        checked = _Sourced()
     except ValidationError as error:
         raise ConfigError(_explain(error, path, from_file, overrides or {})) from None
     except SettingsError as error:
         raise ConfigError(f"environment: {error}: {error.__cause__ or 'cannot be read'}") from None
+    return Settings.model_construct(**dict(checked))
 
 
 def read_yaml_mapping(path: Path) -> dict[str, object]:
@@ -109,7 +110,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[object] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     "in a mapping", node.start_mark, f"key {key!r} is given twice", key_node.start_mark
