@@ -1,0 +1,275 @@
+"""What a round is ordered to do, what it asks of the world, and what it reports.
+
+`RoundOrder` is frozen by the FaultManager when it starts a round; `RoundReport` is the round's end. Between them stand
+the calls of `domain.round.RoundPorts`, one model in and one out: they travel as Temporal activity arguments, and the
+simulation and the bare loop use the very same.
+
+All `…_at` fields are seconds since the epoch, UTC, by the caller's clock (`workflow.now()` in a workflow).
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from domain.config import FaultToleranceConfig
+from domain.engine import RankEntry
+from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Strict
+from domain.runtime import FtPhase, GateRecord
+from domain.topology import NodeManagerAddress, Topology
+from domain.watch import ApplyReadyWatch, Observation, Question, RecoveredWatch
+
+
+class RoundOrder(Strict):
+    """One scale-down transaction, frozen (design §4).
+
+    `pending_ranks` are the DEAD ranks at the decision; `reported_incarnations` the engines that were reported dead;
+    `first_unhealthy_at` when each survivor's UNHEALTHY was first received; `view_revision` the published view's r, so
+    that the round owns r+1 (DEL) and r+2 (ADD). `capability_consistent`: all Pods registered the same capability.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    request_id: RequestId
+    pending_ranks: tuple[Rank, ...]
+    dead_committed: tuple[Rank, ...]
+    phase_before: FtPhase
+    topology: Topology
+    config: FaultToleranceConfig
+    capability_consistent: bool = True
+    published_ranks: tuple[Rank, ...]
+    view_revision: Revision
+    reported_incarnations: dict[int, str | None] = Field(default_factory=dict)
+    first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
+
+
+class PeerRefusal(Strict):
+    """A NodeManager or Coordinator that said no, or could not be asked: which, the reason word, and its message."""
+
+    peer: str
+    reason: str
+    message: str
+
+
+class Lease(Strict):
+    """The guards that a look keeps alive: renewed whenever `renew_every_sec` have passed."""
+
+    managers: tuple[NodeManagerAddress, ...]
+    lease_sec: float
+    renew_every_sec: float
+
+
+class GuardCall(Strict):
+    """Guard all participants concurrently. `must` are retried until `deadline_at`; `may_be_absent` hold dead ranks only."""
+
+    request_id: RequestId
+    generation: Generation
+    lease_sec: float
+    must: tuple[NodeManagerAddress, ...]
+    may_be_absent: tuple[NodeManagerAddress, ...]
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class GuardResult(Strict):
+    """`refusals` are final no's; `unreachable` are participants with survivors that did not answer in time."""
+
+    guarded: tuple[NodeManagerAddress, ...] = ()
+    absent: tuple[NodeManagerAddress, ...] = ()
+    refusals: tuple[PeerRefusal, ...] = ()
+    unreachable: tuple[PeerRefusal, ...] = ()
+
+
+class LookCall(Strict):
+    """Look at engines through their NodeManagers until the watch ends, or until `deadline_at` (`once`: one sweep).
+
+    A sweep is made at least once, also after the deadline: nothing is called timed out without a last look.
+    """
+
+    instance_id: InstanceId
+    request_id: RequestId
+    generation: Generation
+    watch: ApplyReadyWatch | RecoveredWatch
+    once: bool = False
+    poll_interval_sec: float
+    request_timeout_sec: float
+    deadline_at: float
+    lease: Lease
+
+
+class LookResult(Strict):
+    """The last observation and the watch as it stood then. `lost_guard`: a renewal was refused; the Pod is someone else's."""
+
+    watch: ApplyReadyWatch | RecoveredWatch
+    observation: Observation
+    sweeps: int
+    lost_guard: PeerRefusal | None = None
+
+
+class ViewCall(Strict):
+    """Push one revision of the serving view to every Coordinator: `ranks` (ADD), or none (DEL).
+
+    EventPusher is told the revision before the first push leaves.
+    """
+
+    topology: Topology
+    revision: Revision
+    ranks: tuple[Rank, ...]
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class ViewResult(Strict):
+    """`confirmed`: every Coordinator that must know has acknowledged. `refusals` names those that did not, and why."""
+
+    confirmed: bool
+    coordinators: tuple[str, ...] = ()
+    refusals: tuple[PeerRefusal, ...] = ()
+
+
+class ApplyCall(Strict):
+    """Send one instruction to every NodeManager with survivors, concurrently; the same request until `deadline_at`."""
+
+    request_id: RequestId
+    generation: Generation
+    groups: tuple[Question, ...]
+    removed_dp_ranks: tuple[Rank, ...]
+    master_ip: str
+    master_rank: Rank
+    apply_margin_sec: float
+    lease_sec: float
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class ApplyResult(Strict):
+    """`engines`: HTTP status per rank, as their NodeManagers told it (None: not learnt). 202 everywhere is acceptance."""
+
+    accepted: bool
+    engines: dict[int, int | None] = Field(default_factory=dict)
+    refusals: tuple[PeerRefusal, ...] = ()
+    unknown: tuple[PeerRefusal, ...] = ()
+
+
+class VerifyCall(Strict):
+    """One bounded completion on each survivor, through its NodeManager, repeated until it succeeds or `deadline_at`."""
+
+    groups: tuple[Question, ...]
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class VerifyResult(Strict):
+    """`failed`: what each rank said that gave no completion."""
+
+    ok: tuple[Rank, ...] = ()
+    failed: dict[int, str] = Field(default_factory=dict)
+
+
+class CommitRecord(Strict):
+    """Told to the FaultManager at the commit point, before anything is finalized."""
+
+    instance_id: InstanceId
+    generation: Generation
+    request_id: RequestId
+    dead_committed: tuple[Rank, ...]
+    view_revision: Revision
+
+
+class FinalizeCall(Strict):
+    """Give the verdict to these NodeManagers, each retried until `deadline_at`. `retired` are this verdict's ranks."""
+
+    request_id: RequestId
+    generation: Generation
+    commit: bool
+    managers: tuple[NodeManagerAddress, ...]
+    retired: tuple[Question, ...] = ()
+    dead_committed: tuple[Rank, ...] = ()
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class FinalizeResult(Strict):
+    done: tuple[NodeManagerAddress, ...] = ()
+    pending: tuple[NodeManagerAddress, ...] = ()
+    refusals: tuple[PeerRefusal, ...] = ()
+
+
+class StopPodsCall(Strict):
+    """Stop these Pods once, best effort, never retried (RFC §5)."""
+
+    managers: tuple[NodeManagerAddress, ...]
+    generation: Generation
+    request_timeout_sec: float
+
+
+class StepReport(Strict):
+    """A round's progress. Ordered by (generation, step), so that a late one changes nothing."""
+
+    step: int
+    phase: FtPhase
+    detail: str
+    request_id: RequestId
+    pending_ranks: tuple[Rank, ...]
+    at: float
+
+
+class RoundOutcome(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # → reconfiguration
+    ABANDONED = "abandoned"  # the evidence was false; nothing was withdrawn; decide again
+    CANCELLED = "cancelled"  # pre-empted before the commit point
+
+
+class RoundReason(StrEnum):
+    """How a round ended. The first is success; every other names what stood in the way."""
+
+    COMMITTED = "COMMITTED"
+    ALREADY_COMMITTED = "ALREADY_COMMITTED"
+    GATE_REFUSED = "GATE_REFUSED"
+    BAD_ORDER = "BAD_ORDER"
+    NO_SURVIVOR = "NO_SURVIVOR"
+    GUARD_REFUSED = "GUARD_REFUSED"
+    GUARD_UNREACHABLE = "GUARD_UNREACHABLE"
+    GUARD_LOST = "GUARD_LOST"
+    NOT_READY_IN_TIME = "NOT_READY_IN_TIME"
+    ENGINES_TIME_OVER = "ENGINES_TIME_OVER"
+    FALSE_ALARM = "FALSE_ALARM"
+    ENGINE_PROTOCOL = "ENGINE_PROTOCOL"
+    ENGINE_MISSING = "ENGINE_MISSING"
+    ENGINE_FAILED = "ENGINE_FAILED"
+    SURVIVOR_DIED = "SURVIVOR_DIED"
+    SURVIVOR_RETIRED = "SURVIVOR_RETIRED"
+    WITHDRAW_UNCONFIRMED = "WITHDRAW_UNCONFIRMED"
+    APPLY_REFUSED = "APPLY_REFUSED"
+    APPLY_UNKNOWN = "APPLY_UNKNOWN"
+    NOT_RECOVERED_IN_TIME = "NOT_RECOVERED_IN_TIME"
+    VERIFY_FAILED = "VERIFY_FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class RoundReport(Strict):
+    """The end of a round, for the FaultManager and for people.
+
+    `removed_dp_ranks` is the cumulative set of the apply body. `looked` is the last entry seen per rank: merged before the
+    next decision, so that older reports which are still under way start nothing. `stage_times` are seconds.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    request_id: RequestId
+    outcome: RoundOutcome
+    reason: RoundReason
+    detail: str = ""
+    committed: bool = False
+    dead_committed: tuple[Rank, ...] = ()
+    removed_dp_ranks: tuple[Rank, ...] = ()
+    survivors: tuple[Rank, ...] = ()
+    gate: GateRecord | None = None
+    withdrawn: bool = False
+    serving_published: bool = False
+    view_revision: Revision = 0
+    applied: dict[int, int | None] = Field(default_factory=dict)
+    absent_node_managers: tuple[str, ...] = ()
+    pending_finalize: tuple[str, ...] = ()
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    stage_times: dict[str, float] = Field(default_factory=dict)

@@ -1,0 +1,233 @@
+"""Between a strategy workflow and the FaultManager that started it.
+
+The FaultManager never awaits a handle: a strategy tells it about progress, its commit and its end by signal-with-start
+from an activity, so that a terminated FaultManager is simply started again (design §1). Also here: the state with which a
+FaultManager starts, the orders and reports of strategies other than the round (`round.py` has those), and what EventPusher
+and InstanceRegistry are told.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from domain.config import FaultToleranceConfig
+from domain.engine import RankEntry
+from domain.messages.round import PeerRefusal, RoundReport, StepReport
+from domain.model import Generation, InstanceId, Rank, Revision, Strict
+from domain.topology import NodeManagerAddress, Topology
+from domain.watch import Question
+
+TASK_QUEUE = "autotomy"
+INSTANCE_REGISTRY_ID = "instance-registry"
+EVENT_PUSHER_ID = "event-pusher"
+
+
+def fault_manager_id(instance_id: int) -> str:
+    return f"fault-manager-{instance_id}"
+
+
+class StrategyKind(StrEnum):
+    """The value is the workflow id's first part: `<kind>-<instance>-<generation>`."""
+
+    SCALE_DOWN = "scale-down"
+    FAST_RECOVERY = "fast-recovery"
+    INSTANCE_RECONFIGURATION = "instance-reconfiguration"
+    ENGINE_RELAUNCH = "engine-relaunch"
+    TOKEN_REINFERENCE = "token-reinference"
+    SCALE_P2D = "scale-p2d"
+
+    def workflow_id(self, instance_id: int, generation: int) -> str:
+        return f"{self.value}-{instance_id}-{generation}"
+
+
+class StrategyProgress(Strict):
+    """Signal `strategy_progress`: ordered by (generation, step.step)."""
+
+    kind: StrategyKind
+    instance_id: InstanceId
+    generation: Generation
+    workflow_id: str
+    step: StepReport
+
+
+class ReconfigurationOrder(Strict):
+    """Withdraw, stop every engine, start all ranks anew, serve again (design §3). Owns view revisions r+1 and r+2.
+
+    `why` is for people. `config.reconfiguration_deadline_sec` bounds the whole.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    topology: Topology
+    config: FaultToleranceConfig
+    view_revision: Revision
+    why: str
+
+
+class ReconfigurationReason(StrEnum):
+    REBUILT = "REBUILT"
+    WITHDRAW_UNCONFIRMED = "WITHDRAW_UNCONFIRMED"
+    STOP_REFUSED = "STOP_REFUSED"
+    START_FAILED = "START_FAILED"
+    NOT_READY_IN_TIME = "NOT_READY_IN_TIME"
+    VERIFY_FAILED = "VERIFY_FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class ReconfigurationReport(Strict):
+    """The end of a rebuild. `engine_incarnations`: the new engines; evidence of any other is dropped from then on."""
+
+    instance_id: InstanceId
+    generation: Generation
+    succeeded: bool
+    reason: ReconfigurationReason
+    detail: str = ""
+    serving_published: bool = False
+    view_revision: Revision = 0
+    engine_incarnations: dict[int, str] = Field(default_factory=dict)
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    stage_times: dict[str, float] = Field(default_factory=dict)
+
+
+class StrategyEnd(Strict):
+    """Signal `strategy_end`: exactly one of the two reports is there, by `kind`."""
+
+    kind: StrategyKind
+    instance_id: InstanceId
+    generation: Generation
+    workflow_id: str
+    round: RoundReport | None = None
+    reconfiguration: ReconfigurationReport | None = None
+
+
+class StartNodeManagersCall(Strict):
+    """POST start to every NodeManager of the instance, each repeated until it took it or `deadline_at` (epoch seconds)."""
+
+    topology: Topology
+    config: FaultToleranceConfig
+    generation: Generation
+    dead_committed: tuple[Rank, ...] = ()
+    deadline_at: float
+
+
+class StartNodeManagersResult(Strict):
+    """`started`: NodeManager incarnation per "ip:port"; `engines`: engine incarnation per rank, as far as told."""
+
+    started: dict[str, str] = Field(default_factory=dict)
+    engines: dict[int, str] = Field(default_factory=dict)
+    refusals: tuple[PeerRefusal, ...] = ()
+
+
+class StopNodeManagersCall(Strict):
+    """Stop every NodeManager's engines and let the Pods restart; done when each has come back in a new life, or is gone.
+
+    An unreachable NodeManager is retried until `deadline_at` and then reported in `unreachable`.
+    """
+
+    managers: tuple[NodeManagerAddress, ...]
+    generation: Generation
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class StopNodeManagersResult(Strict):
+    stopped: tuple[NodeManagerAddress, ...] = ()
+    unreachable: tuple[PeerRefusal, ...] = ()
+    refusals: tuple[PeerRefusal, ...] = ()
+
+
+class PaceCall(Strict):
+    """Tell all NodeManagers of an instance how often to look at their engines; best effort, bounded by one timeout."""
+
+    managers: tuple[NodeManagerAddress, ...]
+    poll_interval_sec: float
+    request_timeout_sec: float
+
+
+class FreshLookCall(Strict):
+    """One sweep over these ranks, now (design §3, rule 10)."""
+
+    questions: tuple[Question, ...]
+    request_timeout_sec: float
+
+
+class FreshLookResult(Strict):
+    """`looked`: what was seen, per rank. `unreadable`: ranks whose NodeManager or engine gave no entry, and why."""
+
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    node_manager_incarnations: dict[str, str] = Field(default_factory=dict)
+    unreadable: dict[int, str] = Field(default_factory=dict)
+
+
+class ViewRecord(Strict):
+    """Update `record_view` of EventPusher: an instance's newest view revision, told before its first push leaves.
+
+    `ranks` empty = withdrawn (listed in SET with `endpoints: {}`). A lower or equal revision than known changes nothing.
+    """
+
+    topology: Topology
+    revision: Revision
+    ranks: tuple[Rank, ...]
+
+
+class CoordinatorRecord(Strict):
+    """A Coordinator as it announced itself. `last_answer_at` (epoch seconds): announcement or acknowledged push."""
+
+    url: str
+    incarnation: str
+    has_view: bool
+    last_answer_at: float
+
+
+class Coordinators(Strict):
+    """Reply of `record_view` and of the query `coordinators`."""
+
+    coordinators: tuple[CoordinatorRecord, ...] = ()
+    known_revision: Revision = 0
+
+
+class JournalsCall(Strict):
+    """Ask the NodeManagers' journals (and the Coordinators' views) what this instance has been through (design §1)."""
+
+    topology: Topology
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class JournalsResult(Strict):
+    """The highest that was seen anywhere. `open_request_ids`: transactions without a verdict, by NodeManager.
+
+    `view_revision` is the highest of EventPusher's and the Coordinators'. `complete`: every NodeManager answered.
+    """
+
+    complete: bool
+    highest_generation: Generation = 0
+    dead_committed: tuple[Rank, ...] = ()
+    view_revision: Revision = 0
+    published_ranks: tuple[Rank, ...] = ()
+    open_request_ids: dict[str, str] = Field(default_factory=dict)
+    started: bool = False
+    unreachable: tuple[PeerRefusal, ...] = ()
+
+
+class FaultManagerStart(Strict):
+    """Input of `FaultManager`. `state` is None at a first start, and after a terminate: then journals are asked.
+
+    `state` is the JSON of `workflows.fault_manager`'s own state model, carried over continue-as-new.
+    """
+
+    instance_id: InstanceId
+    topology: Topology
+    config: FaultToleranceConfig
+    state: str | None = None
+
+
+class RegisteredInstance(Strict):
+    """An instance in InstanceRegistry, with its declaration's version (for the API's caches)."""
+
+    topology: Topology
+    version: int
+
+
+class RegistryView(Strict):
+    instances: tuple[RegisteredInstance, ...] = ()

@@ -1,0 +1,296 @@
+"""The two waits of a round, as folds over what NodeManagers say.
+
+A round waits twice: until every survivor is *apply-ready* (it noticed the fault and takes an instruction) and every rank
+to be removed is *confirmed* dead, and, after apply, until every survivor has *recovered*. Each wait is a small frozen
+state that one *sweep* (one look at all NodeManagers) moves on: `state.fold(sweep, now) -> Observation`. It has no clock
+and no I/O, so the activity that polls, the simulation and the benchmark's bare loop judge alike, and a wait that was
+interrupted goes on from its last state (design §4, steps 5 and 8).
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from domain.engine import ApplyReadiness, EngineStatus, EntrySource, ProcessState, RankEntry, Recovery, apply_readiness, recovery
+from domain.model import Rank, Strict
+from domain.topology import NodeManagerAddress
+
+
+class LookVerdict(StrEnum):
+    WAIT = "wait"  # nothing is wrong, but it is not done either
+    DONE = "done"  # all apply-ready and confirmed; or all recovered
+    FAILED = "failed"  # the round cannot succeed any more
+    ABANDONED = "abandoned"  # a rank that was reported dead lives: the evidence was false, nothing is removed
+
+
+class LookReason(StrEnum):
+    """Why a look ended without success."""
+
+    ENGINE_PROTOCOL = "ENGINE_PROTOCOL"  # a survivor's engine answers nonsense
+    ENGINE_MISSING = "ENGINE_MISSING"  # a NodeManager left a rank out, or answered for another
+    ENGINE_FAILED = "ENGINE_FAILED"  # ft_state failed, or an ft_error of our own request
+    SURVIVOR_DIED = "SURVIVOR_DIED"  # a survivor died after apply
+    SURVIVOR_RETIRED = "SURVIVOR_RETIRED"  # a NodeManager has retired a rank that we count on
+    NO_SURVIVOR = "NO_SURVIVOR"  # all of them died
+    FALSE_ALARM = "FALSE_ALARM"  # the rank that was reported dead answers
+
+
+class Confirmation(StrEnum):
+    """Why a rank may be removed (design §4, step 5 ▲)."""
+
+    ENGINE_DEAD = "engine_dead"  # its own FT API says `dead`
+    PROCESS_EXIT = "process_exit"  # the kernel said so to its NodeManager
+    NEW_INCARNATION = "new_incarnation"  # another process answers: it cannot join the old group
+    SILENCE = "silence"  # its process runs, its FT API stayed mute for dead_confirm_sec
+    ABSENT = "absent"  # nobody is left in its Pod to ask
+    RETIRED = "retired"  # its NodeManager has it as removed already
+
+
+class Question(Strict):
+    """What one request of a sweep asks: these ranks, of this NodeManager."""
+
+    manager: NodeManagerAddress
+    ranks: tuple[Rank, ...]
+
+
+class Sight(Strict):
+    """One answer in a sweep. `fault` is set where there are no entries.
+
+    "unreachable": the NodeManager did not answer. "protocol": it answered that an engine breaks the contract.
+    """
+
+    question: Question
+    entries: tuple[RankEntry, ...] = ()
+    fault: Literal["unreachable", "protocol"] | None = None
+    detail: str = ""
+
+
+class Observation(Strict):
+    """A verdict with its reason, in words too: `detail` says which ranks, or what is being waited for."""
+
+    verdict: LookVerdict
+    reason: LookReason | None = None
+    detail: str = ""
+
+
+class Removal(Strict):
+    """A rank that is to be removed, and what is known of its death.
+
+    `reported_incarnation` is the engine that was reported DEAD, None where the report did not say. `quiet_since` is when
+    the current silence began, in the caller's seconds.
+    """
+
+    rank: Rank
+    manager: NodeManagerAddress
+    manager_has_survivors: bool = False
+    reported_incarnation: str | None = None
+    confirmed: Confirmation | None = None
+    quiet_since: float | None = None
+
+
+class ApplyReadyWatch(Strict):
+    """The wait for apply-ready. Late deaths are absorbed: a survivor that turns out dead joins `removing`."""
+
+    survivors: tuple[Question, ...]
+    removing: tuple[Removal, ...]
+    dead_confirm_sec: float
+    entries: dict[int, RankEntry] = Field(default_factory=dict)
+
+    @property
+    def survivor_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for question in self.survivors for rank in question.ranks))
+
+    @property
+    def removed_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(removal.rank for removal in self.removing))
+
+    def questions(self) -> tuple[Question, ...]:
+        """What the next sweep must ask. Survivors and removals apart, so that a dying engine's nonsense harms nobody else."""
+        removals: dict[NodeManagerAddress, list[int]] = {}
+        for removal in self.removing:
+            if removal.confirmed is not Confirmation.ABSENT:
+                removals.setdefault(removal.manager, []).append(removal.rank)
+        return (*self.survivors, *(Question(manager=m, ranks=tuple(sorted(r))) for m, r in removals.items()))
+
+    def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[ApplyReadyWatch, Observation]":
+        """One sweep's answers, at `now` (seconds of any steady clock, the same in every call)."""
+        fault = _identity_fault(sweep, self.survivor_ranks)
+        if fault is not None:
+            return self, fault
+        seen = {entry.id: entry for sight in sweep for entry in sight.entries}
+        told = {rank: sight for sight in sweep for rank in sight.question.ranks}
+        readiness = {rank: apply_readiness(seen[rank]) for rank in self.survivor_ranks if rank in seen}
+        refused = sorted(rank for rank, value in readiness.items() if value is ApplyReadiness.REFUSED)
+        watch = self._absorb({rank for rank, value in readiness.items() if value is ApplyReadiness.DEAD}, seen)
+        watch = watch.model_copy(
+            update={
+                "removing": tuple(
+                    _confirm(r, told.get(r.rank), seen.get(r.rank), now, self.dead_confirm_sec) for r in watch.removing
+                ),
+                "entries": {**watch.entries, **seen},
+            }
+        )
+        if refused:
+            return watch, _refused(refused, seen)
+        alive = sorted(r.rank for r in watch.removing if _lives(r, seen.get(r.rank)))
+        if alive:
+            return watch, Observation(
+                verdict=LookVerdict.ABANDONED,
+                reason=LookReason.FALSE_ALARM,
+                detail=f"ranks {alive} were reported dead, but the same processes answer {[seen[r].status for r in alive]}",
+            )
+        if not watch.survivors:
+            return watch, Observation(verdict=LookVerdict.FAILED, reason=LookReason.NO_SURVIVOR, detail="every rank is dead")
+        return watch, watch._progress(readiness)
+
+    def _progress(self, readiness: dict[int, ApplyReadiness]) -> Observation:
+        waiting = [rank for rank in self.survivor_ranks if readiness.get(rank) is not ApplyReadiness.READY]
+        unconfirmed = [removal.rank for removal in self.removing if removal.confirmed is None]
+        if not waiting and not unconfirmed:
+            return Observation(verdict=LookVerdict.DONE)
+        parts = []
+        if waiting:
+            parts.append(
+                "survivors not yet apply-ready: " + ", ".join(_describe(rank, self.entries.get(rank)) for rank in waiting)
+            )
+        if unconfirmed:
+            parts.append("death not yet confirmed: " + ", ".join(_describe(rank, self.entries.get(rank)) for rank in unconfirmed))
+        return Observation(verdict=LookVerdict.WAIT, detail="; ".join(parts))
+
+    def _absorb(self, dead: set[int], seen: dict[int, RankEntry]) -> "ApplyReadyWatch":
+        """Moves survivors that are dead into this round's set and rebuilds the groups."""
+        if not dead:
+            return self
+        kept = tuple(
+            question.model_copy(update={"ranks": tuple(rank for rank in question.ranks if rank not in dead)})
+            for question in self.survivors
+        )
+        still_serving = {question.manager for question in kept if question.ranks}
+        absorbed = tuple(
+            Removal(rank=rank, manager=question.manager, reported_incarnation=seen[rank].incarnation)
+            for question in self.survivors
+            for rank in question.ranks
+            if rank in dead
+        )
+        removing = tuple(
+            removal.model_copy(update={"manager_has_survivors": removal.manager in still_serving})
+            for removal in (*self.removing, *absorbed)
+        )
+        return self.model_copy(update={"survivors": tuple(q for q in kept if q.ranks), "removing": removing})
+
+
+class RecoveredWatch(Strict):
+    """The wait for recovery after apply: every survivor `healthy` with nothing pending."""
+
+    survivors: tuple[Question, ...]
+    request_id: str
+    entries: dict[int, RankEntry] = Field(default_factory=dict)
+
+    @property
+    def survivor_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for question in self.survivors for rank in question.ranks))
+
+    def questions(self) -> tuple[Question, ...]:
+        return self.survivors
+
+    def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[RecoveredWatch, Observation]":
+        """One sweep's answers. `now` does not matter here; the signature is the same for both waits."""
+        fault = _identity_fault(sweep, self.survivor_ranks)
+        if fault is not None:
+            return self, fault
+        seen = {entry.id: entry for sight in sweep for entry in sight.entries}
+        watch = self.model_copy(update={"entries": {**self.entries, **seen}})
+        states = {rank: recovery(seen[rank], self.request_id) for rank in self.survivor_ranks if rank in seen}
+        failed = sorted(rank for rank, state in states.items() if state is Recovery.FAILED)
+        if failed:
+            return watch, _refused(failed, seen)
+        waiting = [rank for rank in self.survivor_ranks if states.get(rank) is not Recovery.DONE]
+        if waiting:
+            listed = ", ".join(_describe(rank, watch.entries.get(rank)) for rank in waiting)
+            return watch, Observation(verdict=LookVerdict.WAIT, detail=f"survivors not yet recovered: {listed}")
+        return watch, Observation(verdict=LookVerdict.DONE)
+
+
+def _identity_fault(sweep: tuple[Sight, ...], survivors: tuple[int, ...]) -> Observation | None:
+    """A survivor's engine answers nonsense, or an answer is not about exactly the ranks that were asked (RFC §4.1)."""
+    for sight in sweep:
+        asked = sorted(sight.question.ranks)
+        if sight.fault == "protocol" and set(asked) & set(survivors):
+            return Observation(
+                verdict=LookVerdict.FAILED,
+                reason=LookReason.ENGINE_PROTOCOL,
+                detail=f"NodeManager {sight.question.manager}: {sight.detail}",
+            )
+        if sight.fault is None and sorted(entry.id for entry in sight.entries) != asked:
+            return Observation(
+                verdict=LookVerdict.FAILED,
+                reason=LookReason.ENGINE_MISSING,
+                detail=f"NodeManager {sight.question.manager} was asked for ranks {asked}, "
+                f"answered for {sorted(entry.id for entry in sight.entries)}",
+            )
+    return None
+
+
+def _refused(ranks: list[int], seen: dict[int, RankEntry]) -> Observation:
+    statuses = {seen[rank].status for rank in ranks}
+    if EngineStatus.DEAD in statuses:
+        reason = LookReason.SURVIVOR_DIED
+    elif EngineStatus.RETIRED in statuses:
+        reason = LookReason.SURVIVOR_RETIRED
+    else:
+        reason = LookReason.ENGINE_FAILED
+    return Observation(verdict=LookVerdict.FAILED, reason=reason, detail=", ".join(_describe(rank, seen[rank]) for rank in ranks))
+
+
+def _confirm(removal: Removal, sight: Sight | None, entry: RankEntry | None, now: float, dead_confirm_sec: float) -> Removal:
+    """What this sweep says about one rank's death. Silence must last; everything else counts at once."""
+    if removal.confirmed is Confirmation.ABSENT:
+        return removal
+    confirmed = _confirmation(removal, entry) if entry is not None else None
+    if confirmed is not None:
+        return removal.model_copy(update={"confirmed": confirmed, "quiet_since": None})
+    pod_gone = sight is not None and sight.fault == "unreachable" and not removal.manager_has_survivors
+    mute = entry is not None and entry.status == EngineStatus.UNKNOWN and entry.process is ProcessState.RUNNING
+    if not (pod_gone or mute):
+        return removal.model_copy(update={"confirmed": None, "quiet_since": None})
+    quiet_since = removal.quiet_since if removal.quiet_since is not None else now
+    lasted = now - quiet_since >= dead_confirm_sec
+    return removal.model_copy(
+        update={
+            "quiet_since": quiet_since,
+            "confirmed": (Confirmation.ABSENT if pod_gone else Confirmation.SILENCE) if lasted else None,
+        }
+    )
+
+
+def _confirmation(removal: Removal, entry: RankEntry) -> Confirmation | None:
+    if entry.status == EngineStatus.RETIRED:
+        return Confirmation.RETIRED
+    if entry.process is ProcessState.EXITED or (entry.status == EngineStatus.DEAD and entry.source is EntrySource.PROCESS_EXIT):
+        return Confirmation.PROCESS_EXIT
+    if entry.status == EngineStatus.DEAD:
+        return Confirmation.ENGINE_DEAD
+    if _is_newer(removal, entry):
+        return Confirmation.NEW_INCARNATION
+    return None
+
+
+def _is_newer(removal: Removal, entry: RankEntry) -> bool:
+    return None not in (removal.reported_incarnation, entry.incarnation) and removal.reported_incarnation != entry.incarnation
+
+
+def _lives(removal: Removal, entry: RankEntry | None) -> bool:
+    """The very engine that was reported dead answers `healthy` or `unhealthy`."""
+    return removal.confirmed is None and entry is not None and entry.status in (EngineStatus.HEALTHY, EngineStatus.UNHEALTHY)
+
+
+def _describe(rank: int, entry: RankEntry | None) -> str:
+    if entry is None:
+        return f"{rank} (no answer yet)"
+    words = [str(entry.status)]
+    if entry.ft_state:
+        words.append(str(entry.ft_state))
+    if entry.ft_error:
+        words.append(f"ft_error: {entry.ft_error}")
+    return f"{rank} ({', '.join(words)})"
