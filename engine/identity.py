@@ -1,0 +1,143 @@
+"""Which process is meant: never a pid alone.
+
+A pid is a number that the kernel gives to somebody else later. A process is named here by boot id, pid and start time,
+"<boot id>:<pid>:<start time>", which no two processes of a machine ever share, and it is touched only through a *pidfd*:
+a handle that keeps meaning the same process, whatever becomes of its number. Opening one by pid leaves a gap between
+the check and the opening, so the start time is read again after opening.
+"""
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_ENDED_STATES: Final = frozenset("ZXx")
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's name for this boot; pids, start times and the boot clock mean something only together with it."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """One line of /proc/<pid>/stat, as far as it matters here; `start_ticks` counts clock ticks since boot."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    start_ticks: int
+
+    @property
+    def ended(self) -> bool:
+        """A zombie has ended, it only waits for its parent to ask."""
+        return self.state in _ENDED_STATES
+
+    @property
+    def identity(self) -> "ProcessIdentity":
+        return ProcessIdentity(boot_id(), self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process, for ever. Its text form is an engine's *incarnation* (contracts §2)."""
+
+    boot: str
+    pid: int
+    start_ticks: int
+
+    def __str__(self) -> str:
+        return f"{self.boot}:{self.pid}:{self.start_ticks}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ProcessIdentity":
+        """Reads the text form. Raises `ValueError` for anything else."""
+        boot, pid, start = text.rsplit(":", 2)
+        return cls(boot, int(pid), int(start))
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessIdentity":
+        """The process that has this pid now. Raises `ProcessLookupError` if none has."""
+        stat = read_stat(pid)
+        if stat is None:
+            raise ProcessLookupError(pid)
+        return stat.identity
+
+
+def own_identity() -> ProcessIdentity:
+    """The calling process."""
+    return ProcessIdentity.of(os.getpid())
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """The stat line of a pid, or None where there is no such process (any more)."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    return ProcessStat(pid=pid, state=fields[0], parent=int(fields[1]), session=int(fields[3]), start_ticks=int(fields[19]))
+
+
+def process_table() -> dict[int, ProcessStat]:
+    """Every process that this one can see, by pid. One pass over /proc: some ms for a few hundred processes."""
+    found = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208  only names wanted
+    return {stat.pid: stat for stat in found if stat is not None}
+
+
+def command_line(pid: int) -> str:
+    """The command line (or the title that the process gave itself), "" where there is none."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def open_pidfd(identity: ProcessIdentity) -> int | None:
+    """A pidfd of exactly this process, or None if it has ended. The caller closes it."""
+    if identity.boot != boot_id():
+        return None
+    try:
+        pidfd = os.pidfd_open(identity.pid)
+    except OSError:
+        return None
+    stat = read_stat(identity.pid)
+    if stat is None or stat.ended or stat.identity != identity:
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+@contextlib.contextmanager
+def pidfd_of(identity: ProcessIdentity) -> Iterator[int | None]:
+    """`open_pidfd` that closes after itself."""
+    pidfd = open_pidfd(identity)
+    try:
+        yield pidfd
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process behind a pidfd has ended; a zombie has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def send_signal(pidfd: int, number: signal.Signals) -> None:
+    """Signals the process behind a pidfd; one that has ended takes no notice."""
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
