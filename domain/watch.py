@@ -144,6 +144,17 @@ class ApplyReadyWatch(Strict):
             return watch, Observation(verdict=LookVerdict.FAILED, reason=LookReason.NO_SURVIVOR, detail="every rank is dead")
         return watch, watch._progress(readiness)
 
+    def with_absent(self, absent: set[NodeManagerAddress]) -> "ApplyReadyWatch":
+        """The same wait, knowing that nobody answers in these dead-only Pods."""
+        return self.model_copy(
+            update={
+                "removing": tuple(
+                    removal.model_copy(update={"confirmed": Confirmation.ABSENT}) if removal.manager in absent else removal
+                    for removal in self.removing
+                )
+            }
+        )
+
     def _progress(self, readiness: dict[int, ApplyReadiness]) -> Observation:
         waiting = [rank for rank in self.survivor_ranks if readiness.get(rank) is not ApplyReadiness.READY]
         unconfirmed = [removal.rank for removal in self.removing if removal.confirmed is None]

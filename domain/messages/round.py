@@ -176,7 +176,10 @@ class CommitRecord(Strict):
 
 
 class FinalizeCall(Strict):
-    """Give the verdict to these NodeManagers, each retried until `deadline_at`. `retired` are this verdict's ranks."""
+    """Give the verdict to these NodeManagers, each retried until `deadline_at`. `retired` are this verdict's ranks.
+
+    Those in `once` did not answer the guard: they are tried one time, so that a dead node does not hold up the fallback.
+    """
 
     request_id: RequestId
     generation: Generation
@@ -184,6 +187,7 @@ class FinalizeCall(Strict):
     managers: tuple[NodeManagerAddress, ...]
     retired: tuple[Question, ...] = ()
     dead_committed: tuple[Rank, ...] = ()
+    once: tuple[NodeManagerAddress, ...] = ()
     request_timeout_sec: float
     deadline_at: float
 
@@ -244,6 +248,7 @@ class RoundReason(StrEnum):
     APPLY_UNKNOWN = "APPLY_UNKNOWN"
     NOT_RECOVERED_IN_TIME = "NOT_RECOVERED_IN_TIME"
     VERIFY_FAILED = "VERIFY_FAILED"
+    PORT_FAILED = "PORT_FAILED"  # an activity ended without an answer
     CANCELLED = "CANCELLED"
 
 

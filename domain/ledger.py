@@ -1,0 +1,160 @@
+"""What one round has learnt and done so far: written by the steps of `domain.round`, read by its report.
+
+The ledger holds no rule of its own but the arithmetic of the sets: survivors, this round's removals, and the cumulative
+`removed_dp_ranks` = committed before ∪ this round's (I2).
+"""
+
+from typing import Protocol
+
+from domain.engine import RankEntry
+from domain.messages.round import Lease, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
+from domain.runtime import FtPhase, GateRecord
+from domain.topology import NodeManagerAddress
+from domain.watch import ApplyReadyWatch, Question, Removal
+
+
+class LedgerPorts(Protocol):
+    """The part of `RoundPorts` that needs no await."""
+
+    def now(self) -> float: ...
+
+    def stop_requested(self) -> bool: ...
+
+    def progress(self, report: StepReport) -> None: ...
+
+
+class RoundStopped(Exception):
+    """The round ends before its commit point. `outcome` says how, `reason` and `detail` why."""
+
+    def __init__(self, reason: RoundReason, detail: str = "", outcome: RoundOutcome = RoundOutcome.FAILED) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+        self.outcome = outcome
+
+
+class RoundLedger:
+    """What a round has learnt and done so far: one place, written by its steps, read by its report."""
+
+    def __init__(self, order: RoundOrder, ports: LedgerPorts) -> None:
+        self.order = order
+        self.config = order.config.dp_scale_down_config
+        self.topology = order.topology
+        self.gate: GateRecord | None = None
+        self.watch = _first_watch(order)
+        self.absent: set[NodeManagerAddress] = set()
+        self.unreachable: set[NodeManagerAddress] = set()
+        self.guard_attempted: tuple[NodeManagerAddress, ...] = ()
+        self.applied: dict[int, int | None] = {}
+        self.looked: dict[int, RankEntry] = {}
+        self.last_observed = ""
+        self.withdrawn = False
+        self.committed = False
+        self.published = False
+        self.pending_finalize: list[NodeManagerAddress] = []
+        self.view_revision = order.view_revision
+        self.stage_times: dict[str, float] = {}
+        self._ports = ports
+        self._step = 0
+        self._stage_began = ports.now()
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        return self.watch.survivor_ranks
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """The cumulative set: committed before ∪ this round's, sorted (I2)."""
+        return tuple(sorted({*self.order.dead_committed, *self.watch.removed_ranks}))
+
+    @property
+    def survivor_groups(self) -> tuple[Question, ...]:
+        return self.watch.survivors
+
+    @property
+    def survivor_managers(self) -> tuple[NodeManagerAddress, ...]:
+        return tuple(question.manager for question in self.watch.survivors)
+
+    def retired_groups(self) -> tuple[Question, ...]:
+        groups = self.topology.by_manager(self.watch.removed_ranks)
+        return tuple(Question(manager=manager, ranks=ranks) for manager, ranks in groups.items())
+
+    def lease(self) -> Lease:
+        present = tuple(manager for manager in self.guard_attempted if manager not in self.absent)
+        return Lease(managers=present, lease_sec=self.config.lease_sec, renew_every_sec=self.config.lease_sec / 4)
+
+    def stage_done(self, name: str) -> None:
+        now = self._ports.now()
+        self.stage_times[name] = round(self.stage_times.get(name, 0.0) + now - self._stage_began, 6)
+        self._stage_began = now
+
+    def say(self, phase: FtPhase, detail: str) -> None:
+        self._step += 1
+        self._ports.progress(
+            StepReport(
+                step=self._step,
+                phase=phase,
+                detail=detail,
+                request_id=self.order.request_id,
+                pending_ranks=tuple(rank for rank in self.removed if rank not in self.order.dead_committed),
+                at=self._ports.now(),
+            )
+        )
+
+    def check_stop(self) -> None:
+        """Ends the round if somebody wants it to. Called before each step, never at or after the commit point."""
+        if self._ports.stop_requested():
+            raise RoundStopped(RoundReason.CANCELLED, "stopped before the commit point", RoundOutcome.CANCELLED)
+
+    def deadline(self, seconds: float) -> float:
+        return self._ports.now() + seconds
+
+    def already_committed(self) -> RoundReport:
+        """Step 1: a round for ranks that are removed already succeeds only where the group runs without them."""
+        running = self.order.phase_before is FtPhase.SCALED_DOWN_RUNNING
+        outcome = RoundOutcome.SUCCEEDED if running else RoundOutcome.FAILED
+        self.published = running and bool(self.order.published_ranks)
+        return self.report(outcome, RoundReason.ALREADY_COMMITTED, f"ranks {list(self.order.pending_ranks)} are removed already")
+
+    def report(self, outcome: RoundOutcome, reason: RoundReason, detail: str = "") -> RoundReport:
+        return RoundReport(
+            instance_id=self.order.instance_id,
+            generation=self.order.generation,
+            request_id=self.order.request_id,
+            outcome=outcome,
+            reason=reason,
+            detail=detail,
+            committed=self.committed,
+            dead_committed=self.removed if self.committed else self.order.dead_committed,
+            removed_dp_ranks=self.removed,
+            survivors=self.survivors,
+            gate=self.gate,
+            withdrawn=self.withdrawn,
+            serving_published=self.published,
+            view_revision=self.view_revision,
+            applied=self.applied,
+            absent_node_managers=tuple(sorted(map(str, self.absent))),
+            pending_finalize=tuple(sorted(set(map(str, self.pending_finalize)))),
+            looked={**self.looked, **self.watch.entries},
+            stage_times=self.stage_times,
+        )
+
+
+def _first_watch(order: RoundOrder) -> ApplyReadyWatch:
+    active = set(order.topology.ranks) - set(order.dead_committed)
+    candidates = set(order.pending_ranks) - set(order.dead_committed)
+    survivors = order.topology.by_manager(active - candidates)
+    known = candidates & set(order.topology.ranks)
+    return ApplyReadyWatch(
+        survivors=tuple(Question(manager=manager, ranks=ranks) for manager, ranks in survivors.items()),
+        removing=tuple(
+            Removal(
+                rank=rank,
+                manager=order.topology.manager_of_rank(rank),
+                manager_has_survivors=order.topology.manager_of_rank(rank) in survivors,
+                reported_incarnation=order.reported_incarnations.get(rank),
+            )
+            for rank in sorted(known)
+        ),
+        dead_confirm_sec=order.config.dp_scale_down_config.dead_confirm_sec,
+    )
