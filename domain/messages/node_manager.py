@@ -37,7 +37,8 @@ class NodeManagerReason(StrEnum):
     ABORTED = "ABORTED"  # an abort came between the intent and the engine call
     NOT_STARTED = "NOT_STARTED"  # no start command has been taken yet: no endpoints are known
     JOURNAL = "JOURNAL"  # the journal cannot be read or written: fails closed
-    NO_ENGINE_COMMAND = "NO_ENGINE_COMMAND"  # the config file describes no engine for an endpoint
+    NO_ENGINE_COMMAND = "NO_ENGINE_COMMAND"  # the config file describes no engine for an endpoint, or its program is missing
+    STOPPING = "STOPPING"  # told to stop, about to exit; its next life can be started
 
 
 class StatusRequest(Strict):
@@ -189,6 +190,29 @@ class StopRequest(Strict):
 class StopReply(Tolerant):
     status: Literal["stopping", "ignored"]
     incarnation: str
+
+
+class EngineRestartAction(StrEnum):
+    RESTART = "restart"
+    ABORT = "abort"
+
+
+class EngineRestartRequest(Strict):
+    """POST /node-manager/engine-restart: new engines under the same start, or give up on one that is under way."""
+
+    action: EngineRestartAction
+    generation: Generation | None = None
+
+
+class EngineRestartReply(Tolerant):
+    status: Literal["restarting", "aborted", "unchanged"]
+    incarnation: str
+
+
+class PodStatusReply(Tolerant):
+    """GET /node-manager/status: all engines ready and healthy; relaxed: all engine processes there, or a guard is live."""
+
+    status: StrictBool
 
 
 class GuardRecord(Tolerant):
