@@ -179,7 +179,7 @@ def _numbers_stay(observed: Observed) -> tuple[int, Iterable[Fault]]:
         for view in views:
             if foreign := view.endpoints.keys() - observed.original:
                 yield f"view holds {_list(foreign)}, which the instance never had", (view,)
-            for rank, address in view.endpoints.items():
+            for rank, address in ((rank, address) for rank, address in view.endpoints.items() if address):
                 known, earlier = home.setdefault(rank, (address, view))
                 if known != address:
                     yield f"rank {rank} moved from {known} to {address}", (earlier, view)

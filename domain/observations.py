@@ -118,7 +118,7 @@ class ViewChange(StrEnum):
 
 
 class ViewSeen(Observation):
-    """A Coordinator took over a view. `endpoints`: rank → "ip:port"; empty after a DEL."""
+    """A Coordinator took over a view. `endpoints`: rank → "ip:port", "" where the source does not tell; empty after a DEL."""
 
     coordinator: str
     change: ViewChange

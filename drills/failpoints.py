@@ -1,0 +1,114 @@
+"""The driver's side of failpoints: it hears when a process has arrived at a named place, and decides when that goes on.
+
+A process with an armed failpoint (`service.failpoints`) connects to this Unix socket, says where it is, and waits for
+`go`. The first hit of a name is held until `release`; every later one (the restarted process comes by again) is released
+at once. When the driver closes, everybody is released.
+"""
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from pydantic import ValidationError
+
+from domain.errors import Transient
+from domain.model import Tolerant
+
+_RELEASE: Final = b"go\n"
+
+
+class FailpointNotHit(Transient):
+    """No process came to the named place in time."""
+
+    default_reason = "FAILPOINT_NOT_HIT"
+
+
+class Hit(Tolerant):
+    """A process stands at a failpoint."""
+
+    name: str
+    pid: int
+    process: str = ""
+
+
+class FailpointDriver:
+    """A Unix-socket server, as an async context manager. `hits` are all hits with their `time.monotonic()`."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._scratch = None if directory else tempfile.TemporaryDirectory(prefix="autotomy-failpoints-")
+        self.socket_path = (directory or Path(self._scratch.name if self._scratch else ".")) / "driver.sock"
+        self.hits: list[tuple[float, Hit]] = []
+        self._held: dict[str, Hit] = {}
+        self._arrived: dict[str, asyncio.Event] = {}
+        self._released: dict[str, asyncio.Event] = {}
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._serve, path=str(self.socket_path))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for event in self._released.values():
+            event.set()
+        if self._server is not None:
+            self._server.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._server.wait_closed(), timeout=2.0)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def armed(self, *names: str) -> Mapping[str, str]:
+        """Failpoint → socket path, as `StackSpec.failpoints` takes it."""
+        return {name: str(self.socket_path) for name in names}
+
+    async def wait_for(self, name: str, within_sec: float) -> Hit:
+        """The process that stands at `name`; it stays there until `release`. Raises FailpointNotHit."""
+        try:
+            await asyncio.wait_for(self._event(self._arrived, name).wait(), timeout=within_sec)
+        except TimeoutError:
+            came = ", ".join(sorted({hit.name for _, hit in self.hits})) or "none"
+            raise FailpointNotHit(f"nobody came to failpoint {name} within {within_sec:g} s (came to: {came})") from None
+        return self._held[name]
+
+    def release(self, name: str) -> None:
+        """Let whoever stands at `name`, or comes there later, go on."""
+        self._event(self._released, name).set()
+
+    def _event(self, events: dict[str, asyncio.Event], name: str) -> asyncio.Event:
+        return events.setdefault(name, asyncio.Event())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            hit = await _read_hit(reader)
+            if hit is not None:
+                await self._hold(hit, reader)
+            writer.write(_RELEASE)
+            await writer.drain()
+        writer.close()
+
+    async def _hold(self, hit: Hit, reader: asyncio.StreamReader) -> None:
+        """Until released, or until the process itself is gone (its socket closes when it is killed)."""
+        self.hits.append((time.monotonic(), hit))
+        if hit.name in self._held:
+            return
+        self._held[hit.name] = hit
+        self._event(self._arrived, hit.name).set()
+        released = asyncio.ensure_future(self._event(self._released, hit.name).wait())
+        gone = asyncio.ensure_future(reader.read())
+        await asyncio.wait({released, gone}, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (released, gone):
+            waiting.cancel()
+
+
+async def _read_hit(reader: asyncio.StreamReader) -> Hit | None:
+    line = await reader.readline()
+    try:
+        return Hit.model_validate(json.loads(line))
+    except (ValueError, ValidationError):
+        return None
