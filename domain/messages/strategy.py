@@ -12,7 +12,7 @@ from pydantic import Field
 
 from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
-from domain.messages.round import PeerRefusal, RoundReport, StepReport
+from domain.messages.round import CommitRecord, PeerRefusal, RoundReport, StepReport
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Question
@@ -20,6 +20,32 @@ from domain.watch import Question
 TASK_QUEUE = "autotomy"
 INSTANCE_REGISTRY_ID = "instance-registry"
 EVENT_PUSHER_ID = "event-pusher"
+
+
+FAULT_MANAGER_WORKFLOW = "FaultManager"
+EVENT_PUSHER_WORKFLOW = "EventPusher"
+INSTANCE_REGISTRY_WORKFLOW = "InstanceRegistry"
+
+PROGRESS_SIGNAL = "strategy_progress"
+"""To FaultManager, one `StrategyProgress`; may be late or missing."""
+
+COMMIT_UPDATE = "record_commit"
+"""To FaultManager, one `CommitRecord`; its completion (any reply) is the acknowledgement. Repeated, it changes nothing."""
+
+END_SIGNAL = "strategy_end"
+"""To FaultManager, one `StrategyEnd`; at least once."""
+
+CONFIG_SIGNAL = "config_changed"
+"""To FaultManager and EventPusher, one `FaultToleranceConfig`: a worker started with another one."""
+
+RECORD_VIEW_UPDATE = "record_view"
+"""To EventPusher, one `ViewRecord` → `Coordinators`."""
+
+ANNOUNCE_UPDATE = "announce_coordinator"
+"""To EventPusher, one `CoordinatorRecord` → `Coordinators`; as a signal of the same name too."""
+
+STOP_SIGNAL = "stop"
+"""To a running strategy, no input needed: end before the commit point, or not at all."""
 
 
 def fault_manager_id(instance_id: int) -> str:
@@ -71,6 +97,8 @@ class ReconfigurationReason(StrEnum):
     START_FAILED = "START_FAILED"
     NOT_READY_IN_TIME = "NOT_READY_IN_TIME"
     VERIFY_FAILED = "VERIFY_FAILED"
+    STOP_UNREACHABLE = "STOP_UNREACHABLE"  # a NodeManager that did not answer until the deadline may still run its engines
+    PORT_FAILED = "PORT_FAILED"  # an activity ended without an answer
     CANCELLED = "CANCELLED"
 
 
@@ -98,6 +126,23 @@ class StrategyEnd(Strict):
     workflow_id: str
     round: RoundReport | None = None
     reconfiguration: ReconfigurationReport | None = None
+
+
+class EnginesReadyCall(Strict):
+    """Wait until every rank is healthy in its new life. `started`: engine incarnation per rank, as far as told at start."""
+
+    questions: tuple[Question, ...]
+    started: dict[int, str] = Field(default_factory=dict)
+    poll_interval_sec: float
+    request_timeout_sec: float
+    deadline_at: float
+
+
+class EnginesReadyResult(Strict):
+    """`waiting`: the ranks that were not ready at the deadline, and why (empty: all are). `looked`: the last entries."""
+
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    waiting: dict[int, str] = Field(default_factory=dict)
 
 
 class StartNodeManagersCall(Strict):
@@ -220,6 +265,34 @@ class FaultManagerStart(Strict):
     topology: Topology
     config: FaultToleranceConfig
     state: str | None = None
+
+
+class ProgressReport(Strict):
+    """Activity `report_progress`: signal-with-start, so that a terminated FaultManager is there again (`start`)."""
+
+    start: FaultManagerStart
+    progress: StrategyProgress
+
+
+class CommitReport(Strict):
+    """Activity `report_commit`: update-with-start, waits for the acknowledgement at most `within_sec`."""
+
+    start: FaultManagerStart
+    record: CommitRecord
+    within_sec: float
+
+
+class EndReport(Strict):
+    """Activity `report_end`: signal-with-start."""
+
+    start: FaultManagerStart
+    end: StrategyEnd
+
+
+class Reported(Strict):
+    """`search_attributes`: those that the worker found usable at its start; others would fail a workflow task for ever."""
+
+    search_attributes: tuple[str, ...] = ()
 
 
 class RegisteredInstance(Strict):

@@ -1,0 +1,53 @@
+"""What EventPusher keeps, and what its one looping activity is told.
+
+EventPusher knows the Coordinators and, per instance, the newest view revision. It pushes SET: at once where something
+changed, and every `set_interval_sec`, so that whatever was lost is repaired in seconds (design §1).
+"""
+
+from pydantic import Field
+
+from domain.messages.strategy import CoordinatorRecord, ViewRecord
+from domain.model import Strict
+from domain.runtime import RejectedSignal
+
+FORGET_AFTER_SEC = 60.0
+"""A Coordinator that neither announced itself nor answered for so long is forgotten (design §4, step 6 ▲)."""
+
+KEEP_WITHDRAWN_SEC = 3600.0
+"""How long a deleted instance stays listed in SET, without endpoints (contracts §4)."""
+
+
+class KnownView(Strict):
+    """`forget_at` (epoch seconds): set when the instance was deleted; it is listed, without endpoints, until then."""
+
+    view: ViewRecord
+    forget_at: float | None = None
+
+
+class EventPusherState(Strict):
+    """All that EventPusher carries over continue-as-new. Keys are Coordinator urls and instance ids."""
+
+    set_interval_sec: float = 5.0
+    coordinators: dict[str, CoordinatorRecord] = Field(default_factory=dict)
+    views: dict[int, KnownView] = Field(default_factory=dict)
+    rejected: tuple[RejectedSignal, ...] = ()
+
+
+class PushLoopCall(Strict):
+    """Activity `push_set_loop`: SET to every Coordinator now and then every `set_interval_sec`, until cancelled."""
+
+    coordinators: tuple[CoordinatorRecord, ...]
+    views: tuple[ViewRecord, ...]
+    set_interval_sec: float
+    request_timeout_sec: float = 5.0
+    until: float | None = None
+
+
+class PushLoopResult(Strict):
+    """Why the loop ended: Coordinators to be forgotten, or `until` (epoch seconds) has come.
+
+    `answered`: when each Coordinator last acknowledged a SET (epoch seconds), by url.
+    """
+
+    forgotten: tuple[str, ...] = ()
+    answered: dict[str, float] = Field(default_factory=dict)
