@@ -4,8 +4,9 @@ The danger is a message that arrives late. A SET, ADD or DEL computed before a r
 DEL that was overtaken by its ADD must not take the survivors away, and a push meant for a Coordinator's former life must
 not open a new one. Two marks decide, both set by the sender:
 
-**Revision** (our Controller): +1 at each change of an instance's view. An entry is self-contained: what it stands for
-depends on itself alone, never on what came before. So with K the known revision, R the entry's:
+**Revision** (our Controller): +1 at each change of an instance's view. An entry stands for itself: what it means
+does not depend on what came before (but for a PAUSE or RESUME that names no endpoints: it keeps the known ones). So with
+K the known revision, R the entry's:
 
     R < K                     stale: ignored, answered with K
     R = K, same content       unchanged
@@ -37,7 +38,7 @@ from domain.messages.coordinator import (
 from domain.topology import Role
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class ViewedEndpoint:
     """An endpoint's identity: two are equal if they are the same process at the same place. `status` does not count."""
 
@@ -72,11 +73,13 @@ class ViewedInstance:
         return tuple(endpoint.id for endpoint in self.routable)
 
     def means_the_same(self, other: "ViewedInstance") -> bool:
-        """Whether requests are routed alike by both. Names do not matter where nothing is routed."""
-        if not self.routable and not other.routable:
-            return self.paused == other.paused or not (self.endpoints or other.endpoints)
-        mine = (self.endpoints, self.paused, self.job_name, self.model_name, self.role)
-        return mine == (other.endpoints, other.paused, other.job_name, other.model_name, other.role)
+        """Whether both say the same of the instance. Names do not matter where nothing is published."""
+        if self.paused or other.paused:
+            return self.paused == other.paused
+        if not self.endpoints and not other.endpoints:
+            return True
+        mine = (self.endpoints, self.job_name, self.model_name, self.role)
+        return mine == (other.endpoints, other.job_name, other.model_name, other.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class View:
 
     incarnation: str
     opened: bool = False
-    instances: Mapping[int, ViewedInstance] = MappingProxyType({})
+    instances: Mapping[int, ViewedInstance] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ def _judge(event: RefreshEvent, entry: RefreshInstance, known: ViewedInstance | 
 
 def _judge_by_revision(event: RefreshEvent, entry: RefreshInstance, revision: int, known: ViewedInstance | None) -> _Judgement:
     meant = _meant(event, entry)
+    if known is not None and not entry.endpoints and event in (RefreshEvent.PAUSE, RefreshEvent.RESUME):
+        meant = replace(known, revision=revision, paused=meant.paused)
     if known is None or known.revision is None or revision > known.revision:
         return _Applied(meant)
     if revision < known.revision:
@@ -230,7 +235,7 @@ def _judge_resumption(entry: RefreshInstance, known: ViewedInstance | None) -> _
 
 
 def _meant(event: RefreshEvent, entry: RefreshInstance) -> ViewedInstance:
-    """The state that an entry stands for by itself. DEL and PAUSE need no endpoints, and route to none."""
+    """The state that an entry stands for by itself; what a DEL names is not looked at."""
     return ViewedInstance(
         id=entry.id,
         job_name=entry.job_name,

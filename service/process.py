@@ -36,6 +36,14 @@ def run_process(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) 
         return 2
     except (KeyboardInterrupt, Stopped):
         return 0
+    except ExceptionGroup as group:
+        meant, bugs = group.split(AutotomyError)
+        if bugs is not None or meant is None:
+            log.exception("stopped by a bug")
+            return 1
+        for refusal in meant.exceptions:
+            sys.stderr.write(f"{process}: {refusal}\n")
+        return 2
     except Exception:
         log.exception("stopped by a bug")
         return 1
