@@ -44,12 +44,32 @@ RECORD_VIEW_UPDATE = "record_view"
 ANNOUNCE_UPDATE = "announce_coordinator"
 """To EventPusher, one `CoordinatorRecord` → `Coordinators`; as a signal of the same name too."""
 
+DECLARE_UPDATE = "declare"
+"""To InstanceRegistry, one `DeclareCall` → `RegistryReply`. Its `instances` query gives the `RegistryView`."""
+
+REMOVE_UPDATE = "remove"
+"""To InstanceRegistry, one `RemoveCall` → `RegistryReply`."""
+
 STOP_SIGNAL = "stop"
 """To a running strategy, no input needed: end before the commit point, or not at all."""
 
 
 def fault_manager_id(instance_id: int) -> str:
     return f"fault-manager-{instance_id}"
+
+
+class FaultManagerActivity(StrEnum):
+    """The activities that a FaultManager calls, by the names they are registered under: what goes in → what comes out."""
+
+    READ_JOURNALS = "read_journals"  # JournalsCall → JournalsResult
+    START_NODE_MANAGERS = "start_node_managers"  # StartNodeManagersCall → StartNodeManagersResult
+    STOP_NODE_MANAGERS = "stop_node_managers"  # StopNodeManagersCall → StopNodeManagersResult
+    PACE = "pace"  # PaceCall → None
+    FRESH_LOOK = "fresh_look"  # FreshLookCall → FreshLookResult
+    PUSH_VIEW = "push_view"  # ViewCall → ViewResult
+    FINALIZE = "finalize"  # FinalizeCall → FinalizeResult
+    LOOK_UP_STRATEGY = "look_up_strategy"  # LookUpCall → LookUpResult
+    USABLE_SEARCH_ATTRIBUTES = "usable_search_attributes"  # nothing → Reported
 
 
 class StrategyKind(StrEnum):
@@ -295,6 +315,29 @@ class Reported(Strict):
     search_attributes: tuple[str, ...] = ()
 
 
+class StrategyState(StrEnum):
+    RUNNING = "running"
+    ENDED = "ended"  # completed, with its report
+    LOST = "lost"  # terminated, timed out, failed or reset: it ended without a report
+    ABSENT = "absent"  # no workflow of that id was ever started
+
+
+class LookUpCall(Strict):
+    """Activity `look_up_strategy`: what became of a strategy from which nothing is heard (describe, and its result)."""
+
+    kind: StrategyKind
+    instance_id: InstanceId
+    generation: Generation
+    workflow_id: str
+
+
+class LookUpResult(Strict):
+    """`end` is there when, and only when, `state` is ENDED."""
+
+    state: StrategyState
+    end: StrategyEnd | None = None
+
+
 class RegisteredInstance(Strict):
     """An instance in InstanceRegistry, with its declaration's version (for the API's caches)."""
 
@@ -304,3 +347,33 @@ class RegisteredInstance(Strict):
 
 class RegistryView(Strict):
     instances: tuple[RegisteredInstance, ...] = ()
+
+
+class DeclareCall(Strict):
+    """Update `declare` of InstanceRegistry. `config` is what the instance's FaultManager starts with."""
+
+    topology: Topology
+    config: FaultToleranceConfig
+
+
+class RemoveCall(Strict):
+    """Update `remove` of InstanceRegistry: the instance is withdrawn, its engines are stopped, its FaultManager ends."""
+
+    instance_id: InstanceId
+    reason: str = ""
+
+
+class RegistryOutcome(StrEnum):
+    DECLARED = "DECLARED"
+    UNCHANGED = "UNCHANGED"  # the same declaration is there already
+    CONFLICT = "CONFLICT"  # another declaration is there: a topology never changes while the instance lives
+    REMOVED = "REMOVED"
+    UNKNOWN = "UNKNOWN"  # there is no such instance
+
+
+class RegistryReply(Strict):
+    """What became of a `declare` or `remove`; `version` is the registry's, it grows with each change."""
+
+    outcome: RegistryOutcome
+    message: str
+    version: int
