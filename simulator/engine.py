@@ -280,8 +280,6 @@ class Engine:
             return None
 
     def _hear(self, message: pipe.Message) -> None:
-        if not self.worker.alive:
-            return  # said before its death, read after it: the fault it tells of died with it
         match message:
             case pipe.Ready():
                 self.ready.set()

@@ -103,6 +103,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m simulator",
+        usage="python -m simulator [FLAG ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,7 +1,7 @@
 """The API server's hold on its worker: start it, talk to it, notice its death, end it.
 
-Death is told by the kernel through a pidfd, so a SIGKILL is known within a millisecond; a stopped worker (SIGSTOP) is
-not dead and shows nothing here.
+Death is told by the kernel (end of file on the pair, then the pidfd), so a SIGKILL is known within a millisecond, and
+after everything that the worker had said before; a stopped worker (SIGSTOP) is not dead and shows nothing here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 
 from simulator import pipe
@@ -53,8 +54,8 @@ class WorkerProcess:
         """Begin to talk and to watch."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._mine)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._pidfd, self._reap)
         self._listening = loop.create_task(self._listen(reader))
+        self._listening.add_done_callback(self._heard_all)
         self.say(self._settings)
 
     def say(self, message: pipe.Message) -> None:
@@ -84,6 +85,14 @@ class WorkerProcess:
                     self._hear(pipe.decode(line))
         except ConnectionError:
             pass
+
+    def _heard_all(self, listening: asyncio.Task[None]) -> None:
+        if listening.cancelled():
+            return
+        if (error := listening.exception()) is not None:
+            traceback.print_exception(error)
+            self._process.kill()  # it speaks nonsense: a bug, and no rank to go on with
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
