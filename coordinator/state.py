@@ -33,7 +33,7 @@ class CoordinatorState:
                 self.view = result.view
                 self.router.adopt(result.view)
             self._count_and_log(before, request, result)
-        self.view_log.record(request, result)
+        self.view_log.record(self.view, request, result)
         return result
 
     def _count_and_log(self, before: View, request: RefreshRequest, result: Refreshed) -> None:

@@ -36,26 +36,26 @@ class ViewLog:
         """Note the beginning of a life."""
         self._write(view, "start", None, None, (), "started")
 
-    def record(self, request: RefreshRequest, result: Refreshed | Conflict) -> None:
-        """Note what a refresh changed, and what of it was refused."""
+    def record(self, view: View, request: RefreshRequest, result: Refreshed | Conflict) -> None:
+        """Note what a refresh changed, and what of it was refused. `view` is the view after it."""
         if self._file is None:
             return
         if isinstance(result, Conflict):
             for entry in request.instances or (None,):
                 instance, revision = (entry.id, entry.revision) if entry else (None, None)
-                self._write(None, request.event, instance, revision, None, f"conflict:{result.reason}")
+                self._write(view, request.event, instance, revision, None, f"conflict:{result.reason}")
             return
         for instance_id in result.outcome.applied:
-            now = result.view.instances.get(instance_id)
+            now = view.instances.get(instance_id)
             revision = now.revision if now else None
-            self._write(result.view, request.event, instance_id, revision, now.ranks if now else (), "applied")
+            self._write(view, request.event, instance_id, revision, now.ranks if now else (), "applied")
         for stale in result.outcome.stale:
-            now = result.view.instances[stale.id]
-            self._write(result.view, request.event, stale.id, stale.revision, now.ranks, "stale")
+            now = view.instances[stale.id]
+            self._write(view, request.event, stale.id, stale.revision, now.ranks, "stale")
 
     def _write(
         self,
-        view: View | None,
+        view: View,
         event: str,
         instance: int | None,
         revision: int | None,
@@ -67,13 +67,13 @@ class ViewLog:
         line = {
             "t": time.time(),
             "mono": time.monotonic(),
-            "incarnation": view.incarnation if view else None,
+            "incarnation": view.incarnation,
             "event": str(event),
             "instance": instance,
             "revision": revision,
             "ranks": None if ranks is None else list(ranks),
             "outcome": outcome,
-            "has_view": view.opened if view else None,
+            "has_view": view.opened,
         }
         try:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -18,6 +18,7 @@ raise `HttpError` for it. What nobody raised on purpose has the same shape:
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,10 +34,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from domain.errors import AutotomyError, Refused, Transient
+from service.stop import sleep_unless_stopped
 
 log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SEC: Final = 75
+_TICK_SEC: Final = 0.1  # uvicorn counts ten of them as a second
 _MAX_SHOWN_VALUE: Final = 120
 
 
@@ -242,20 +245,13 @@ async def serve_socket(
     then they are cut; idle connections close at once. Raises StartupFailed when the app's lifespan does.
     """
     url = url_of(sock)
-    server = _Server(_uvicorn_config(app, grace_sec, access_log), url, on_ready)
-    stopping = asyncio.create_task(_stop_server(server, stop), name=f"stop {url}")
+    server = _Server(_uvicorn_config(_CutAtStop(app, stop), grace_sec, access_log), url, on_ready, stop)
     try:
         await server.serve(sockets=[sock])
     except SystemExit:
         raise StartupFailed(f"{url}: the application could not start; the log has the reason") from None
     finally:
-        stopping.cancel()
         sock.close()
-
-
-async def _stop_server(server: uvicorn.Server, stop: asyncio.Event) -> None:
-    await stop.wait()
-    server.should_exit = True
 
 
 def _uvicorn_config(app: ASGIApp, grace_sec: float, access_log: bool) -> uvicorn.Config:
@@ -271,13 +267,30 @@ def _uvicorn_config(app: ASGIApp, grace_sec: float, access_log: bool) -> uvicorn
     return config
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, which would replace ours, and with a word when it is ready."""
+class _CutAtStop:
+    """A request that is cancelled because the process stops ends quietly; uvicorn would print a traceback for each."""
 
-    def __init__(self, config: uvicorn.Config, url: str, on_ready: Callable[[str], None] | None) -> None:
+    def __init__(self, app: ASGIApp, stop: asyncio.Event) -> None:
+        self._app = app
+        self._stop = stop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or not self._stop.is_set():
+                raise
+            log.info("request cut by the stop", extra={"method": scope["method"], "path": scope["path"]})
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, which would replace ours; it says when it is ready and stops at once."""
+
+    def __init__(self, config: uvicorn.Config, url: str, on_ready: Callable[[str], None] | None, stop: asyncio.Event) -> None:
         super().__init__(config)
         self._url = url
         self._on_ready = on_ready
+        self._stop = stop
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -288,3 +301,10 @@ class _Server(uvicorn.Server):
         log.info("listening", extra={"url": self._url})
         if self._on_ready is not None:
             self._on_ready(self._url)
+
+    async def main_loop(self) -> None:
+        for tick in itertools.count():
+            if await self.on_tick(tick):
+                return
+            if await sleep_unless_stopped(_TICK_SEC, self._stop):
+                self.should_exit = True
