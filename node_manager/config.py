@@ -99,6 +99,9 @@ class NodeManagerConfig(Strict):
     heartbeat: Annotated[bool, Field(strict=True)] = True
     heartbeat_interval_sec: Seconds = 1.0
 
+    keep_engines: Annotated[bool, Field(strict=True)] = False
+    """Leave the engines running on SIGTERM and SIGINT too, as SIGKILL does: for an upgrade of the NodeManager alone."""
+
     worker_title: str = r"VLLM::(EngineCore|Worker)|autotomy-sim-worker"
     """Regular expression: what the command lines of an engine's worker processes contain."""
 

@@ -165,9 +165,14 @@ class Journal:
             self._engines.pop(identity, None)
 
     def next_sequence(self) -> int:
-        """A number greater than any that was given out before, in earlier lives too. Numbers may be left out."""
-        if self._next_sequence >= self.standing.sequence_ceiling:
-            self.commit(standing=self._standing.model_copy(update={"sequence_ceiling": self._next_sequence + SEQUENCE_BLOCK}))
+        """A number greater than any that was given out before, in earlier lives too. Numbers may be left out.
+
+        It goes on counting over a journal that broke meanwhile: reports of faults are still wanted then.
+        """
+        if self._next_sequence >= self._standing.sequence_ceiling and self._broken is None:
+            ceiling = self._next_sequence + SEQUENCE_BLOCK
+            with contextlib.suppress(JournalError):
+                self.commit(standing=self._standing.model_copy(update={"sequence_ceiling": ceiling}))
         self._next_sequence += 1
         return self._next_sequence - 1
 

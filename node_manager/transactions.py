@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from domain.engine import Instruction, scale_down_params
-from domain.errors import OutcomeUnknown, Refused, Transient
+from domain.errors import AutotomyError, OutcomeUnknown, Refused, Transient
 from domain.messages.node_manager import (
     ApplyReply,
     ApplyRequest,
@@ -304,36 +304,42 @@ class Transactions:
 
     async def _carry_out(self, intent: ApplyRecord, command: EngineCommand) -> ApplyRecord:
         await self._pause("node-manager.after-intent")
+        ranks = intent.body.endpoint_ids
+        answers = await asyncio.gather(*(self._call(rank, command) for rank in ranks))
+        record = _outcome(intent, dict(zip(ranks, answers, strict=True)))
+        await self._pause("node-manager.before-outcome")
         current = self._journal.transaction(command.request_id)
         assert current is not None
-        if current.verdict is not None:
-            record = intent.model_copy(
-                update={"outcome": NodeManagerReason.ABORTED.value, "message": f"{current.verdict} before any engine was called"}
-            )
-        else:
-            answers = await asyncio.gather(*(self._call(rank, command) for rank in intent.body.endpoint_ids))
-            record = _outcome(intent, dict(zip(intent.body.endpoint_ids, answers, strict=True)))
-        await self._pause("node-manager.before-outcome")
-        current = self._journal.transaction(command.request_id) or current
         self._journal.commit(transactions=[current.model_copy(update={"apply": record})])
         log.info("apply", extra={"request_id": command.request_id, "outcome": record.outcome, "why": record.message})
         await self._pause("node-manager.after-outcome")
         return record
 
-    async def _call(self, rank: int, command: EngineCommand) -> ApplyAnswer | Exception:
+    async def _call(self, rank: int, command: EngineCommand) -> ApplyAnswer | AutotomyError:
         await self._pause("node-manager.before-engine-call")
+        current = self._journal.transaction(command.request_id)
+        if current is None or current.verdict is not None:
+            return _Prevented(f"engine {rank} was not called: a verdict came first")
         try:
             return await self._engines.apply(rank, command)
         except (Transient, Refused, OutcomeUnknown) as error:
             return error
 
 
-def _outcome(intent: ApplyRecord, answers: Mapping[int, ApplyAnswer | Exception]) -> ApplyRecord:
+class _Prevented(Refused):
+    """A verdict arrived between the intent and the call."""
+
+    default_reason = NodeManagerReason.ABORTED.value
+
+
+def _outcome(intent: ApplyRecord, answers: Mapping[int, ApplyAnswer | AutotomyError]) -> ApplyRecord:
     engines = {str(rank): _engine_applied(answer) for rank, answer in answers.items()}
     if any(isinstance(answer, OutcomeUnknown) for answer in answers.values()):
         outcome = NodeManagerReason.OUTCOME_UNKNOWN.value
     elif all(isinstance(answer, ApplyAnswer) and answer.accepted for answer in answers.values()):
         outcome = ACCEPTED
+    elif all(isinstance(answer, _Prevented) for answer in answers.values()):
+        outcome = NodeManagerReason.ABORTED.value
     else:
         outcome = NodeManagerReason.ENGINE_REFUSED.value
     failed = [
@@ -342,13 +348,13 @@ def _outcome(intent: ApplyRecord, answers: Mapping[int, ApplyAnswer | Exception]
     return intent.model_copy(update={"outcome": outcome, "engines": engines, "message": "; ".join(failed)})
 
 
-def _engine_applied(answer: ApplyAnswer | Exception) -> EngineApplied:
+def _engine_applied(answer: ApplyAnswer | AutotomyError) -> EngineApplied:
     if isinstance(answer, ApplyAnswer):
         return EngineApplied(http=answer.http, message=answer.message or None)
     return EngineApplied(http=None, message=str(answer))
 
 
-def _words(rank: int, answer: ApplyAnswer | Exception) -> str:
+def _words(rank: int, answer: ApplyAnswer | AutotomyError) -> str:
     if isinstance(answer, ApplyAnswer):
         return f"engine {rank} answered {answer.http}, not 202: {answer.message}"
     return str(answer)

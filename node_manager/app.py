@@ -1,0 +1,99 @@
+"""The NodeManager's HTTP side (contracts §2): the Pod's life, and what the Pod says about itself.
+
+The fault-tolerance routes are in `ft_app`. Here a success is the bare reply model; a failure is the envelope that
+everybody has, with the reason and, where it helps, the holder of the guard and the engines that stand in the way.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from domain.messages.node_manager import (
+    EngineRestartAction,
+    EngineRestartReply,
+    EngineRestartRequest,
+    NodeManagerReason,
+    PodStatusReply,
+    StartReply,
+    StartRequest,
+    StopReply,
+    StopRequest,
+)
+from node_manager.ft_app import FtSwitch, add_ft_routes
+from node_manager.node import NodeManager
+from node_manager.transactions import CommandRefused
+from service.http import create_app, failure
+from service.metrics import add_metrics_route
+
+
+def node_manager_app(node: NodeManager) -> FastAPI:
+    """The application; the NodeManager runs as long as it is served."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with node.running():
+            yield
+
+    app = create_app("Autotomy NodeManager", lifespan=lifespan)
+    app.add_exception_handler(CommandRefused, _on_refused)
+    app.add_middleware(FtSwitch, enabled=lambda: node.proxy_enabled)
+    _add_life_routes(app, node)
+    _add_state_routes(app, node)
+    add_ft_routes(app, node)
+    add_metrics_route(app, node.registry)
+    return app
+
+
+def _add_life_routes(app: FastAPI, node: NodeManager) -> None:
+    @app.post("/node-manager/start")
+    async def start(request: StartRequest) -> StartReply:
+        reply = node.daemon.start(request)
+        if reply.status == "started":
+            node.pace(request.fault_tolerance_config, reset_interval=True)
+        return reply
+
+    @app.post("/node-manager/stop")
+    async def stop(request: StopRequest) -> StopReply:
+        if request.incarnation is not None and request.incarnation != node.incarnation:
+            return StopReply(status="ignored", incarnation=node.incarnation)
+        node.daemon.stop(request.generation)
+        return StopReply(status="stopping", incarnation=node.incarnation)
+
+    @app.post("/node-manager/engine-restart")
+    async def engine_restart(request: EngineRestartRequest) -> EngineRestartReply:
+        if request.action is EngineRestartAction.RESTART:
+            node.daemon.restart_engines(request.generation)
+            return EngineRestartReply(status="restarting", incarnation=node.incarnation)
+        aborted = node.daemon.abort_restart()
+        return EngineRestartReply(status="aborted" if aborted else "unchanged", incarnation=node.incarnation)
+
+
+def _add_state_routes(app: FastAPI, node: NodeManager) -> None:
+    @app.get("/node-manager/status")
+    async def status(relaxed: bool = False) -> PodStatusReply:
+        return PodStatusReply(status=node.pod_status(relaxed=relaxed))
+
+    @app.get("/liveness")
+    async def liveness() -> dict[str, str]:
+        """That this process answers; engines are no part of it."""
+        return {"status": "alive", "incarnation": node.incarnation}
+
+    @app.get("/readiness")
+    async def readiness() -> Response:
+        """That commands can be taken: not over a broken journal."""
+        if node.journal.broken is not None:
+            return failure(503, NodeManagerReason.JOURNAL, f"journal {node.config.journal} {node.journal.broken}")
+        return JSONResponse({"status": "ready", "incarnation": node.incarnation})
+
+
+async def _on_refused(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CommandRefused)
+    refusal, named = error.refusal, dict[str, Any]()
+    if refusal.holder is not None:
+        named["holder"] = refusal.holder
+    if refusal.engines is not None:
+        named["engines"] = dict(refusal.engines)
+    return failure(error.status, refusal.reason, refusal.message, **named)

@@ -1,0 +1,215 @@
+"""The parts of a NodeManager, put together, and what they tell about themselves."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import httpx
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from domain.engine import EngineStatus
+from domain.messages.controller import HeartbeatReply, HeartbeatRequest
+from domain.messages.node_manager import FtPacing
+from engine.client import engine_http
+from engine.identity import own_identity
+from node_manager.boot_clock import Clock, boot_time
+from node_manager.config import NodeManagerConfig
+from node_manager.daemon import Daemon
+from node_manager.engines import Engines
+from node_manager.heartbeat import Heartbeat
+from node_manager.journal import Journal, JournalError
+from node_manager.poller import Poller
+from node_manager.reporter import Delivery, Reporter
+from node_manager.sightings import Sightings
+from node_manager.transactions import Transactions
+from service.metrics import NAMESPACE, new_registry
+
+log = logging.getLogger(__name__)
+
+
+class NodeManager:
+    """One life of a Pod's NodeManager: `incarnation` names it. `config.port` is the port that it really listens at."""
+
+    def __init__(self, config: NodeManagerConfig, *, clock: Clock = boot_time) -> None:
+        """Opens the journal. Raises `ConfigError` if another NodeManager has it."""
+        self.config = config
+        self.incarnation = str(own_identity())
+        self.registry = new_registry()
+        self.journal = Journal(config.journal)
+        self._controller_http = httpx.AsyncClient(trust_env=False, timeout=config.report_timeout_sec)
+        self._engine_http = engine_http()
+        self.reporter = Reporter(
+            http=self._controller_http,
+            controller_url=config.controller_url,
+            incarnation=self.incarnation,
+            address=self._address,
+            timeout_sec=config.report_timeout_sec,
+            count=self._counting_reports(),
+        )
+        self.sightings = Sightings(
+            next_sequence=self.journal.next_sequence,
+            on_news=self.reporter.add,
+            dead_after_poll_failures=config.dead_after_poll_failures,
+        )
+        self.engines = Engines(config, self.sightings, self.reporter)
+        self.transactions = Transactions(
+            self.journal, self.engines, clock=clock, engine_recovery_timeout_sec=config.engine_recovery_timeout_sec
+        )
+        self.poller = Poller(
+            sightings=self.sightings,
+            engines=self.engines.polled,
+            flush=self.reporter.flush,
+            interval_sec=config.poll_interval_sec,
+            timeout_sec=lambda: self.engines.engine_request_timeout_sec,
+        )
+        self.daemon = Daemon(
+            config,
+            incarnation=self.incarnation,
+            journal=self.journal,
+            engines=self.engines,
+            transactions=self.transactions,
+            sightings=self.sightings,
+            reporter=self.reporter,
+            poller=self.poller,
+            engine_http=self._engine_http,
+        )
+        self.heartbeat = Heartbeat(
+            http=self._controller_http,
+            controller_url=config.controller_url,
+            interval_sec=config.heartbeat_interval_sec,
+            timeout_sec=config.report_timeout_sec,
+            content=self._heartbeat_content,
+            on_reply=self._learn,
+        )
+        self._add_gauges(self.registry)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everything that goes on by itself. Leaving ends it; engines end with it unless `keep_engines` was configured."""
+        if self.journal.broken is None:
+            self.transactions.recover()
+            self.daemon.recover()
+            self.pace(self.journal.standing.pacing, reset_interval=True)
+        loops = [self.poller.run(), self.reporter.run(), self.daemon.run()]
+        if self.config.heartbeat:
+            loops.append(self.heartbeat.run())
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        for task in tasks:
+            task.add_done_callback(_must_not_end)
+        try:
+            yield
+        finally:
+            await self.transactions.drain(self.engines.engine_request_timeout_sec)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await self.daemon.close(end_engines=not self.config.keep_engines)
+            await self._engine_http.aclose()
+            await self._controller_http.aclose()
+            self.journal.close()
+
+    def pace(self, pacing: FtPacing | None, *, reset_interval: bool) -> None:
+        """What a start command or a heartbeat's reply says about times; only a start resets the pace."""
+        if pacing is None:
+            return
+        self.engines.engine_request_timeout_sec = pacing.engine_request_timeout_sec
+        if reset_interval:
+            self.poller.set_pace(pacing.poll_interval_sec)
+
+    @property
+    def proxy_enabled(self) -> bool:
+        """Whether the FT routes exist. Over a broken journal they do, to say so."""
+        if self.journal.broken is not None:
+            return True
+        pacing = self.journal.standing.pacing
+        return pacing.enable_dp_scale_down_proxy if pacing else self.config.enable_dp_scale_down_proxy
+
+    def pod_status(self, *, relaxed: bool) -> bool:
+        """Strict: every rank that is not retired is ready and healthy. Relaxed: its processes are there; and while a round
+        owns the Pod nothing is judged at all, whatever its engines look like."""
+        if relaxed and self._guard_live():
+            return True
+        if self.engines.start is None:
+            return relaxed
+        held = [self.engines.get(rank) for rank in self.engines.ranks]
+        if relaxed:
+            return all(engine is not None and engine.loss is None for engine in held)
+        return all(
+            engine is not None
+            and engine.ready
+            and engine.loss is None
+            and _is_healthy(engine.seen.status if engine.seen else None)
+            for engine in held
+        )
+
+    def _guard_live(self) -> bool:
+        return self.journal.broken is None and self.transactions.guard_live
+
+    def _address(self) -> tuple[int, str, int] | None:
+        start = self.engines.start
+        return (start.instance_id, self.config.pod_ip, self.config.port) if start else None
+
+    def _heartbeat_content(self) -> HeartbeatRequest | None:
+        start = self.engines.start
+        if start is None:
+            return None
+        return HeartbeatRequest(
+            job_name=start.job_name,
+            instance_id=start.instance_id,
+            pod_ip=self.config.pod_ip,
+            nm_port=self.config.port,
+            endpoints={str(rank): self._word(rank) for rank in self.engines.ranks},
+        )
+
+    def _word(self, rank: int) -> str:
+        engine = self.engines.get(rank)
+        if engine is None or engine.loss is not None:
+            return "abnormal"
+        return "normal" if engine.ready else "initial"
+
+    def _learn(self, reply: HeartbeatReply) -> None:
+        try:
+            self.transactions.retire_committed(reply.generation, reply.dead_committed)
+            standing, pacing = self.journal.standing, reply.fault_tolerance_config
+            if pacing is not None and pacing != standing.pacing and reply.generation >= standing.highest_generation:
+                self.journal.commit(standing=standing.model_copy(update={"pacing": pacing}))
+                self.pace(pacing, reset_interval=False)
+        except JournalError as error:
+            log.error("heartbeat's reply is not taken", extra={"why": error.message})
+
+    def _counting_reports(self) -> "_ReportCounter":
+        return _ReportCounter(
+            Counter(
+                "node_manager_reports", "Reports to the Controller", ["delivery"], namespace=NAMESPACE, registry=self.registry
+            )
+        )
+
+    def _add_gauges(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, words: str) -> Gauge:
+            return Gauge(f"node_manager_{name}", words, namespace=NAMESPACE, registry=registry)
+
+        gauge("guard_live", "1 while a round owns the Pod").set_function(lambda: float(self._guard_live()))
+        gauge("journal_broken", "1 if the journal cannot be used").set_function(lambda: float(self.journal.broken is not None))
+        gauge("engines_running", "Engines whose processes are all there").set_function(
+            lambda: sum(engine.loss is None for engine in self.engines.all())
+        )
+        gauge("reports_waiting", "Ranks whose news the Controller does not have yet").set_function(lambda: self.reporter.waiting)
+        gauge("poll_interval_seconds", "How often engines are looked at").set_function(lambda: self.poller.interval_sec)
+
+
+class _ReportCounter:
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+
+    def __call__(self, delivery: Delivery) -> None:
+        self._counter.labels(delivery.value).inc()
+
+
+def _is_healthy(status: str | None) -> bool:
+    return status in (EngineStatus.HEALTHY.value, None)
+
+
+def _must_not_end(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a loop of this NodeManager ended by a bug", exc_info=error)

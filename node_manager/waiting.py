@@ -1,0 +1,12 @@
+"""The one way in which the loops here wait: for an event, but not for ever."""
+
+import asyncio
+
+
+async def set_within(event: asyncio.Event, timeout_sec: float) -> bool:
+    """True as soon as `event` is set, False after `timeout_sec` seconds."""
+    try:
+        await asyncio.wait_for(event.wait(), timeout_sec)
+    except TimeoutError:
+        return False
+    return True
