@@ -1,0 +1,134 @@
+"""`autotomy doctor`: what is needed here, whether the configuration makes sense, and who answers.
+
+A check ends `ok`, `note` (nothing wrong, good to know) or `bad`. Only `bad` makes the exit code 1.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import httpx
+from rich.markup import escape
+from rich.table import Table
+
+from cli.screen import print_json, results, run
+from domain.config import config_warnings
+from domain.errors import AutotomyError
+from service.settings import Settings, load_settings
+from service.temporal import connect_within, connection_settings, temporal_binary
+from stack.client import Stack
+from stack.errors import NoStack
+from stack.ports import ephemeral_start
+from stack.run_dir import default_run_dir
+
+_CONNECT_SEC = 3.0
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and, where it is not ok, what to do."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+def run_doctor(config: Path | None, run_dir: Path | None, *, as_json: bool) -> int:
+    """Run all checks; exit code 1 when one is bad."""
+    findings = list(_findings(config, run_dir or default_run_dir()))
+    if as_json:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+    else:
+        colours = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.BAD: "red"}
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for finding in findings:
+            colour = colours[finding.verdict]
+            table.add_row(f"[{colour}]{finding.verdict}[/{colour}]", finding.check, escape(finding.detail))
+        results().print(table)
+    return 1 if any(finding.verdict is Verdict.BAD for finding in findings) else 0
+
+
+def _findings(config: Path | None, run_dir: Path) -> Iterator[Finding]:
+    yield _checked("Python", _python)
+    yield _checked("kernel", _kernel)
+    yield _checked("temporal program", _temporal_program)
+    settings = None
+    try:
+        settings = load_settings(config)
+    except AutotomyError as error:
+        yield Finding("configuration", Verdict.BAD, error.message)
+    else:
+        yield from _configuration(settings, config)
+    yield _checked("Temporal server", _temporal_server, otherwise=Verdict.NOTE)
+    if settings is not None:
+        yield _controller(settings)
+    yield _stack(run_dir)
+
+
+def _checked(name: str, check: Callable[[], str], *, otherwise: Verdict = Verdict.BAD) -> Finding:
+    try:
+        return Finding(name, Verdict.OK, check())
+    except (AutotomyError, OSError, subprocess.SubprocessError) as error:
+        return Finding(name, otherwise, str(error))
+
+
+def _python() -> str:
+    return f"{sys.version.split()[0]} at {sys.executable}"
+
+
+def _kernel() -> str:
+    if not hasattr(os, "pidfd_open"):
+        raise AutotomyError("no pidfd: process supervision needs Linux 5.3 or newer")
+    os.close(os.pidfd_open(os.getpid()))
+    return f"{os.uname().sysname} {os.uname().release}, pidfd works; stacks take ports below {ephemeral_start()}"
+
+
+def _temporal_program() -> str:
+    program = temporal_binary()
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    return f"{said.stdout.strip()} at {program}"
+
+
+def _configuration(settings: Settings, path: Path | None) -> Iterator[Finding]:
+    file = path or os.environ.get("AUTOTOMY_CONFIG")
+    scale_down = "on" if settings.fault_tolerance_config.enable_dp_scale_down else "off"
+    yield Finding("configuration", Verdict.OK, f"{file or 'no file, defaults'}; DP scale-down is {scale_down}")
+    for warning in config_warnings(settings.fault_tolerance_config):
+        yield Finding("configuration", Verdict.NOTE, warning)
+
+
+def _temporal_server() -> str:
+    where = connection_settings()
+    run(connect_within(_CONNECT_SEC, where))
+    return f"answers at {where.get('target_host')}, namespace {where.get('namespace')}"
+
+
+def _controller(settings: Settings) -> Finding:
+    url = settings.controller_url
+    try:
+        reply = httpx.get(f"{url}/readiness", timeout=_CONNECT_SEC, trust_env=False)
+    except httpx.HTTPError as error:
+        return Finding("Controller API", Verdict.NOTE, f"nobody answers at {url} ({error or type(error).__name__})")
+    if reply.status_code != 200:
+        return Finding("Controller API", Verdict.NOTE, f"{url} is not ready: {reply.text[:200]}")
+    return Finding("Controller API", Verdict.OK, f"ready at {url}")
+
+
+def _stack(run_dir: Path) -> Finding:
+    try:
+        stack = Stack.attach(run_dir)
+    except NoStack as error:
+        return Finding("local stack", Verdict.NOTE, error.message)
+    except AutotomyError as error:
+        return Finding("local stack", Verdict.BAD, error.message)
+    return Finding("local stack", Verdict.OK, f"{stack.record.state} in {run_dir}")

@@ -1,0 +1,100 @@
+"""`autotomy status`: the recovery record of each instance, and the processes of the stack."""
+
+from pathlib import Path
+
+import httpx
+from pydantic import JsonValue
+from rich.console import Console
+from rich.table import Table
+
+from cli.screen import print_json, remarks, results
+from stack.client import Stack
+from stack.record import ProcessRecord, StackRecord
+from stack.run_dir import default_run_dir
+
+_TIMEOUT_SEC = 5.0
+_PATH = "/controller/fault_tolerance/status"
+
+
+def run_status(run_dir: Path | None, *, as_json: bool) -> int:
+    """Show it; exit code 1 when the Controller does not answer. Raises NoStack."""
+    stack = Stack.attach(run_dir or default_run_dir())
+    record = stack.record
+    data, trouble = _controller_says(stack)
+    if as_json:
+        print_json(_document(record, data, trouble))
+    else:
+        _show(results(), record, data)
+        if trouble is not None:
+            remarks().print(f"[red]{trouble}[/red]")
+    return 0 if trouble is None else 1
+
+
+def _controller_says(stack: Stack) -> tuple[dict[str, JsonValue], str | None]:
+    """The status API's data, or what is in the way."""
+    url = stack.addresses.controller_url + _PATH
+    try:
+        reply = httpx.get(url, timeout=_TIMEOUT_SEC, trust_env=False)
+        body = reply.json()
+    except (httpx.HTTPError, ValueError) as error:
+        return {}, f"the Controller API at {url} does not answer: {error or type(error).__name__}"
+    if reply.status_code != 200 or not isinstance(body, dict) or not isinstance(body.get("data"), dict):
+        said = body.get("message") if isinstance(body, dict) else reply.text[:200]
+        return {}, f"the Controller API answers {reply.status_code}: {said}"
+    return body["data"], None
+
+
+def _document(record: StackRecord, data: dict[str, JsonValue], trouble: str | None) -> dict[str, object]:
+    document: dict[str, object] = {
+        "run_id": record.run_id,
+        "run_dir": record.run_dir,
+        "state": record.state,
+        "instances": data.get("instances", []),
+        "processes": [process.model_dump(mode="json") for process in record.processes],
+        "addresses": record.addresses.model_dump(mode="json") if record.addresses is not None else None,
+    }
+    if "phase" in data:
+        document["phase"] = data["phase"]
+    if trouble is not None:
+        document["error"] = trouble
+    return document
+
+
+def _show(console: Console, record: StackRecord, data: dict[str, JsonValue]) -> None:
+    if data.get("phase") == "DISABLED":
+        console.print("DP scale-down is off (enable_dp_scale_down)")
+    instances = data.get("instances")
+    for instance in instances if isinstance(instances, list) else []:
+        if isinstance(instance, dict):
+            _show_instance(console, instance)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("process", "state", "pid", "restarts", "last exit", "address"):
+        table.add_column(heading)
+    for process in record.processes:
+        table.add_row(*_cells(process))
+    console.print(table)
+    if record.addresses is not None and record.addresses.web_ui_url is not None:
+        console.print(f"Web UI {record.addresses.web_ui_url}   logs {record.run_dir}/logs")
+
+
+def _show_instance(console: Console, instance: dict[str, JsonValue]) -> None:
+    serves = "serves" if instance.get("can_serve") else "does not serve"
+    console.print(f"[bold]instance {instance.get('instance_id')}[/bold]: {instance.get('phase')}, {serves}")
+    console.print(
+        f"  alive {instance.get('alive_dp_ranks')}, committed dead {instance.get('dead_committed')}, "
+        f"generation {instance.get('generation')}, view revision {instance.get('view_revision')}"
+    )
+    for name in ("active_strategy", "waiting", "last_error"):
+        if instance.get(name):
+            console.print(f"  {name.replace('_', ' ')}: {instance[name]}")
+
+
+def _cells(process: ProcessRecord) -> tuple[str, ...]:
+    return (
+        process.name,
+        process.state,
+        str(process.pid or "-"),
+        str(process.restarts),
+        "-" if process.last_exit is None else str(process.last_exit),
+        process.url or "",
+    )
