@@ -120,14 +120,12 @@ class RankEvidence(Strict):
 
     def in_new_group(self, engine: str | None, now: float) -> "RankEvidence":
         """The rank after a rebuild, served by `engine`; what was said of other engines is dropped."""
-        past = tuple(dict.fromkeys((*self.past_engines, *((self.engine,) if self.engine and self.engine != engine else ()))))
-        kept = self.newest is not None and engine is not None and self.newest.engine == engine
-        base = self if kept else RankEvidence(status=EngineStatus.HEALTHY, last_healthy_at=now)
-        if kept and base.status is not EngineStatus.DEAD:
-            base = base.model_copy(update={"exited": False})
-        return base.model_copy(
-            update={"engine": engine, "ever_ready": True, "foreign": False, "past_engines": past[-_PAST_ENGINES_KEPT:]}
-        )
+        gone = (self.engine,) if self.engine is not None and self.engine != engine else ()
+        past = (*self.past_engines, *gone)[-_PAST_ENGINES_KEPT:]
+        fresh = RankEvidence(engine=engine, ever_ready=True, past_engines=past)
+        if self.newest is not None and engine is not None and self.newest.engine == engine:
+            return _judged(fresh, self.newest, foreign=False)
+        return fresh.model_copy(update={"status": EngineStatus.HEALTHY, "last_healthy_at": now})
 
     def with_engine(self, engine: str) -> "RankEvidence":
         """Another process forms the group now; the one before it is not listened to any more."""

@@ -1,0 +1,289 @@
+"""What a FaultManager remembers of its instance: one frozen model, carried over continue-as-new.
+
+`InstanceState` holds everything: the topology, what was committed, the evidence, the running strategy, the serving view
+that is wanted, what is owed to NodeManagers, the budget. Small changes are its methods; what strategies do to it is in
+`strategy_life.py`. From it follow the two things that others see: the `Situation` that `decide` judges and the
+`RuntimeRecord` that operators read.
+
+Two counters never go back (I16): `generation`, +1 at each strategy start, and `view_revision`, the highest revision of the
+published view that was ever given out. A strategy that may change the view owns the next two revisions, used or not.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final, Self
+
+from pydantic import Field
+
+from domain.config import FaultToleranceConfig
+from domain.decision import Decision, DecisionReason, Situation
+from domain.evidence import Evidence
+from domain.messages.strategy import StrategyEnd, StrategyKind
+from domain.model import Generation, InstanceId, Rank, Revision, Strict
+from domain.runtime import (
+    SERVING_PHASES,
+    Budget,
+    FtPhase,
+    GateRecord,
+    RejectedSignal,
+    RuntimeRecord,
+    Waiting,
+    can_serve,
+    may_follow,
+    resting_phase,
+)
+from domain.serving import serving_ranks
+from domain.topology import NodeManagerAddress, Topology
+
+REJECTED_SIGNALS_KEPT: Final = 20
+_LONGEST_SHOWN_PAYLOAD: Final = 200
+REVISIONS_OF_A_STRATEGY: Final = 2
+"""A round or rebuild owns two revisions: the withdrawal and what it publishes at its end."""
+
+
+class Life(StrEnum):
+    """Which part of its life a FaultManager is in."""
+
+    LEARNING = "learning"  # asks the journals what the instance has been through
+    ASSEMBLING = "assembling"  # a new instance: NodeManagers are started, ranks become ready
+    RUNNING = "running"
+    ENDING = "ending"  # the instance was deleted: withdraw, stop, end
+
+
+class RunningStrategy(Strict):
+    """The one strategy that runs. `step` orders its progress; `view_revision` is the r it was ordered with.
+
+    `attached`: found running by a FaultManager without memory, so its phase is taken as told. `committed_at`: when the
+    commit was recorded; from then on nothing may stop it.
+    """
+
+    kind: StrategyKind
+    workflow_id: str
+    generation: Generation
+    view_revision: Revision
+    phase_before: FtPhase
+    started_at: float
+    last_word_at: float
+    request_id: str | None = None
+    pending_ranks: tuple[Rank, ...] = ()
+    step: int = 0
+    detail: str = ""
+    attached: bool = False
+    stop_requested: bool = False
+    committed_at: float | None = None
+
+    @property
+    def preemptible(self) -> bool:
+        return self.kind is StrategyKind.SCALE_DOWN and self.committed_at is None
+
+
+class ServingView(Strict):
+    """The view that is wanted. `ranks` empty = withdrawn. `confirmed`: every Coordinator that must know it has said so."""
+
+    revision: Revision = 0
+    ranks: tuple[Rank, ...] = ()
+    confirmed: bool = True
+
+
+class PendingFinalize(Strict):
+    """A verdict that a NodeManager has not acknowledged yet."""
+
+    request_id: str
+    generation: Generation
+    commit: bool
+    manager: NodeManagerAddress
+    retired: tuple[Rank, ...]
+    dead_committed: tuple[Rank, ...]
+
+
+class InstanceState(Strict):
+    """Everything a FaultManager knows. All times are epoch seconds by `workflow.now()`.
+
+    `deferred_ends`: ends of strategies that came while it was still learning. `pace_told`: the poll interval that the
+    NodeManagers were last told. `shown_search_attributes`: what the Web UI's list was last told, so that nothing is told twice.
+    """
+
+    instance_id: InstanceId
+    topology: Topology
+    config: FaultToleranceConfig
+    life: Life = Life.LEARNING
+    phase: FtPhase = FtPhase.RECONFIGURING
+    generation: Generation = 0
+    view_revision: Revision = 0
+    view: ServingView = ServingView()
+    dead_committed: tuple[Rank, ...] = ()
+    evidence: Evidence = Evidence()
+    strategy: RunningStrategy | None = None
+    deferred_ends: tuple[StrategyEnd, ...] = ()
+    owed: DecisionReason | None = None
+    owed_detail: str = ""
+    reseed: bool = False
+    looked_for: float | None = None
+    abandoned_at: tuple[float, ...] = ()
+    rebuilt_at: tuple[float, ...] = ()
+    rebuild_ended_at: float | None = None
+    budget_spent: bool = False
+    node_managers_started: bool = False
+    pending_finalize: tuple[PendingFinalize, ...] = ()
+    absent_node_managers: tuple[str, ...] = ()
+    lost_node_managers: tuple[NodeManagerAddress, ...] = ()
+    pace_told: float | None = None
+    request_id: str | None = None
+    gate: GateRecord | None = None
+    stage_times: dict[str, float] = Field(default_factory=dict)
+    last_error: str | None = None
+    rejected_signals: tuple[RejectedSignal, ...] = ()
+    shown_search_attributes: dict[str, object] = Field(default_factory=dict)
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The ranks that have not been removed: original − dead_committed."""
+        return serving_ranks(self.topology, self.dead_committed)
+
+    @property
+    def serving_published(self) -> bool:
+        return bool(self.view.ranks) and self.view.confirmed
+
+    @property
+    def holds_evidence(self) -> bool:
+        return bool(self.evidence.faulty(self.active))
+
+    @property
+    def wanted_pace_sec(self) -> float:
+        """How often NodeManagers should look at their engines now (design §6)."""
+        times = self.config.dp_scale_down_config
+        busy = self.holds_evidence or self.strategy is not None
+        return times.fault_poll_interval_sec if busy else times.poll_interval_sec
+
+    def but(self, **changes: object) -> Self:
+        """This state with some fields changed."""
+        return self.model_copy(update=changes)
+
+    def entering(self, phase: FtPhase, now: float) -> Self:
+        """In another phase, where the table of transitions allows it; a refused change is recorded and changes nothing."""
+        if may_follow(self.phase, phase):
+            return self.but(phase=phase)
+        return self.rejecting("phase", f"{self.phase} → {phase} is not in the table of transitions", "", now)
+
+    def withdrawn(self, now: float) -> Self:
+        """Not serving any more: RECONFIGURING, and an empty view is wanted, under a new revision unless it already has one.
+
+        The revisions that the last strategy owned may have been used for another content: never again.
+        """
+        state = self.entering(FtPhase.RECONFIGURING, now)
+        if not self.view.ranks and self.view.revision == self.view_revision:
+            return state
+        revision = self.view_revision + 1
+        return state.but(view_revision=revision, view=ServingView(revision=revision, ranks=(), confirmed=False))
+
+    def serving(self, now: float) -> Self:
+        """Complete again: in the resting phase that fits the committed set, and its view wanted under a new revision."""
+        revision = self.view_revision + 1
+        view = ServingView(revision=revision, ranks=self.active, confirmed=False)
+        return self.entering(resting_phase(self.dead_committed), now).but(
+            life=Life.RUNNING, view=view, view_revision=revision, last_error=None
+        )
+
+    def republishing(self) -> Self:
+        """The same view again, under a new revision: for a person who doubts that the Coordinators have it."""
+        revision = self.view_revision + 1
+        return self.but(view_revision=revision, view=self.view.model_copy(update={"revision": revision, "confirmed": False}))
+
+    def owing(self, why: DecisionReason, detail: str, now: float) -> Self:
+        """A rebuild is owed; until it has succeeded the instance does not serve."""
+        return self.withdrawn(now).but(owed=why, owed_detail=detail, last_error=detail or self.last_error)
+
+    def rejecting(self, name: str, reason: str, payload: str, now: float) -> Self:
+        """A signal or report was refused: the last few are kept for people."""
+        shown = payload if len(payload) <= _LONGEST_SHOWN_PAYLOAD else payload[: _LONGEST_SHOWN_PAYLOAD - 1] + "…"
+        entry = RejectedSignal(at=iso(now), name=name, reason=reason, payload=shown)
+        return self.but(rejected_signals=(*self.rejected_signals, entry)[-REJECTED_SIGNALS_KEPT:])
+
+    def situation(self) -> Situation:
+        """What `decide` judges beside the evidence."""
+        return Situation(
+            dead_committed=self.dead_committed,
+            rebuilding=self.evidence.forming,
+            strategy_runs=self.strategy is not None,
+            preemptible=self.strategy is not None and self.strategy.preemptible,
+            owed=self.owed,
+            looked_for=self.looked_for,
+            abandoned_at=self.abandoned_at,
+            rebuilt_at=self.rebuilt_at,
+            rebuild_ended_at=self.rebuild_ended_at,
+            budget_spent=self.budget_spent,
+            lost_node_managers=self.lost_node_managers,
+        )
+
+    def record(self, waiting: Waiting | None, now: float) -> RuntimeRecord:
+        """The FT runtime record (contracts §5)."""
+        strategy = self.strategy
+        pending = tuple(rank for rank in strategy.pending_ranks if rank in self.active) if strategy else ()
+        window = self.config.reconfiguration_window_sec
+        return RuntimeRecord(
+            instance_id=self.instance_id,
+            phase=self.phase,
+            original_dp_ranks=self.topology.ranks,
+            request_id=strategy.request_id if strategy and strategy.request_id else self.request_id,
+            dead_committed=self.dead_committed,
+            pending_removed_ranks=pending,
+            alive_dp_ranks=tuple(rank for rank in self.active if rank not in pending),
+            fallback_strategy=self.config.fallback_strategy.value,
+            gate=self.gate,
+            engine_statuses={str(rank): entry for rank, entry in self.evidence.entries().items()},
+            serving_published=self.serving_published,
+            last_error=self.last_error,
+            can_serve=can_serve(self.phase, self.serving_published),
+            generation=self.generation,
+            view_revision=self.view.revision,
+            active_strategy=strategy.kind.value if strategy else None,
+            strategy_workflow_id=strategy.workflow_id if strategy else None,
+            waiting=waiting,
+            pending_finalize=tuple(sorted({str(pending.manager) for pending in self.pending_finalize})),
+            absent_node_managers=self.absent_node_managers,
+            stage_times=self.stage_times,
+            budget=Budget(
+                used=sum(1 for at in self.rebuilt_at if at > now - window),
+                allowed=self.config.reconfiguration_budget,
+                window_sec=window,
+            ),
+            rejected_signals=self.rejected_signals,
+        )
+
+    def waiting(self, decision: Decision | None) -> Waiting | None:
+        """What is being waited for, in words; None in an instance that serves and has nothing open."""
+        match self.life:
+            case Life.LEARNING:
+                return Waiting(reason="reading the NodeManagers' journals", until=None, then="the instance is taken over")
+            case Life.ASSEMBLING:
+                return self._waiting_for_assembly()
+            case Life.ENDING:
+                return Waiting(reason="the instance was deleted", until=None, then="withdrawn, engines stopped, end")
+        if self.strategy is not None:
+            what = f"{self.strategy.workflow_id}: {self.strategy.detail or 'started'}"
+            return Waiting(reason=what, until=None, then=decision.then if decision else "")
+        if decision is not None and decision.then:
+            until = iso(decision.until) if decision.until is not None else None
+            words = f"{decision.reason}: {decision.detail}" if decision.detail else str(decision.reason)
+            return Waiting(reason=words, until=until, then=decision.then)
+        if not self.view.confirmed:
+            what = f"Coordinators have not all acknowledged view revision {self.view.revision}"
+            return Waiting(reason=what, until=None, then="it is pushed again")
+        return None
+
+    def _waiting_for_assembly(self) -> Waiting:
+        if not self.node_managers_started:
+            managers = ", ".join(map(str, self.topology.managers))
+            return Waiting(reason=f"NodeManagers {managers} have not all taken the start", until=None, then="engines start")
+        missing = list(self.evidence.not_yet_ready(self.active))
+        return Waiting(reason=f"ranks {missing} are not ready yet", until=None, then="the instance is published")
+
+
+def iso(at: float) -> str:
+    """Epoch seconds as people read them: UTC, ISO 8601, milliseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def is_resting(state: InstanceState) -> bool:
+    """Nothing runs and the instance is in a serving phase."""
+    return state.strategy is None and state.phase in SERVING_PHASES
