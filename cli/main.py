@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cli.instance import app as instance_app
 from domain.errors import AutotomyError
 
 _PASS_THROUGH: Final[dict[str, Any]] = {
@@ -29,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
+
+app.add_typer(instance_app, name="instance")
 
 RunDirOption = Annotated[
     Path | None,
