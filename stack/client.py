@@ -120,7 +120,7 @@ class Stack:
         """
         files = RunDir(run_dir)
         order = LaunchOrder(run_id=secrets.token_hex(8), spec=spec, ephemeral=ephemeral)
-        _prepare(files, order)
+        prepare(files, order)
         stack = cls(files, order, popen=_spawn_supervisor(files, order.run_id, owner))
         try:
             await stack._until_ready(on_event or _ignore)
@@ -342,7 +342,7 @@ class Stack:
         return f"the supervisor ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}"
 
 
-def _prepare(files: RunDir, order: LaunchOrder) -> None:
+def prepare(files: RunDir, order: LaunchOrder) -> None:
     """A fresh run directory; leftovers of an earlier stack in it are stopped first. Raises RunDirInUse, ConfigError."""
     files.create()
     os.close(files.lock())  # raises when a supervisor lives here

@@ -90,7 +90,7 @@ class Supervisor:
         try:
             await self._start(ports)
             await self._going_down.wait()
-        except StartFailed as error:
+        except AutotomyError as error:
             self._failure = error.message
             self._move_to(StackState.FAILED, EventKind.FAILED, error.message)
         finally:

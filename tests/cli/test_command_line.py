@@ -1,0 +1,113 @@
+"""The command line as a newcomer meets it: help at once, errors that say what to do."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stack.ports import PortLease
+
+AUTOTOMY = Path(sys.executable).parent / "autotomy"
+
+
+def autotomy(*arguments: str, within_sec: float = 20.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTOMY_", "TEMPORAL_"))}
+    return subprocess.run(
+        [AUTOTOMY, *arguments], capture_output=True, text=True, timeout=within_sec, env={**env, **environment}, check=False
+    )
+
+
+def test_help_names_every_command_and_comes_at_once() -> None:
+    began_at = time.monotonic()
+    shown = autotomy("--help")
+    took_sec = time.monotonic() - began_at
+    assert shown.returncode == 0
+    for command in ("demo", "up", "status", "down", "drill", "doctor", "api", "worker", "node-manager", "coordinator"):
+        assert f"  {command} " in shown.stdout
+    assert took_sec < 3.0, "imports at the top of the command"
+
+
+@pytest.mark.parametrize("command", ["api", "worker", "node-manager", "coordinator", "drill"])
+def test_help_of_a_single_process_is_its_own(command: str) -> None:
+    shown = autotomy(command, "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("usage:")
+
+
+@pytest.mark.parametrize("command", ["demo", "up", "status", "down", "doctor"])
+def test_every_command_explains_itself(command: str) -> None:
+    shown = autotomy(command, "--help")
+    assert shown.returncode == 0
+    assert "--json" in shown.stdout
+
+
+def test_status_without_a_stack_says_what_to_do(tmp_path: Path) -> None:
+    shown = autotomy("status", "--run-dir", str(tmp_path / "none"))
+    assert shown.returncode == 2
+    assert "no stack runs in" in shown.stderr
+    assert "autotomy up" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
+    shown = autotomy("down", "--run-dir", str(tmp_path / "none"))
+    assert shown.returncode == 0
+    assert "nothing runs in" in shown.stdout
+
+
+def test_the_run_directory_may_come_from_the_environment(tmp_path: Path) -> None:
+    assert str(tmp_path) in autotomy("down", AUTOTOMY_RUN_DIR=str(tmp_path)).stdout
+
+
+def test_an_uneven_shape_is_refused(tmp_path: Path) -> None:
+    shown = autotomy("up", "--dp-size", "5", "--run-dir", str(tmp_path))
+    assert shown.returncode == 2
+    assert "5 ranks cannot be spread evenly over 2 NodeManagers" in shown.stderr
+
+
+def test_an_unknown_dialect_is_refused_by_name(tmp_path: Path) -> None:
+    shown = autotomy("up", "--dialect", "klingon", "--run-dir", str(tmp_path))
+    assert shown.returncode == 2
+    assert "engine.dialect = 'klingon'" in shown.stderr
+
+
+def test_a_misspelt_setting_is_refused_with_its_file(tmp_path: Path) -> None:
+    config = tmp_path / "autotomy.yaml"
+    config.write_text("fault_tolerance_config: {enable_dp_scaledown: true}\n")
+    shown = autotomy("up", "--config", str(config), "--run-dir", str(tmp_path / "run"))
+    assert shown.returncode == 2
+    assert "enable_dp_scaledown" in shown.stderr
+    assert str(config) in shown.stderr
+
+
+def test_a_port_in_use_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    with PortLease() as lease:
+        port = lease.take()
+        shown = autotomy("up", "--ui-port", str(port), "--run-dir", str(tmp_path))
+    assert shown.returncode == 2
+    assert f"port {port} for the Web UI is in use" in shown.stderr
+    assert autotomy("down", "--run-dir", str(tmp_path)).stdout.startswith("nothing runs")
+
+
+def test_doctor_reports_a_contradicting_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "autotomy.yaml"
+    config.write_text("fault_tolerance_config: {heartbeat_timeout_sec: 0.5}\n")
+    shown = autotomy("doctor", "--config", str(config), "--json", "--run-dir", str(tmp_path))
+    assert shown.returncode == 1
+    findings = {finding["check"]: finding for finding in json.loads(shown.stdout)["findings"]}
+    assert findings["configuration"]["verdict"] == "bad"
+    assert "heartbeat_timeout_sec" in findings["configuration"]["detail"]
+    assert findings["temporal program"]["verdict"] == "ok"
+
+
+def test_doctor_says_which_temporal_address_it_tried(tmp_path: Path) -> None:
+    with PortLease() as lease:
+        address = f"127.0.0.1:{lease.take()}"
+        shown = autotomy("doctor", "--json", "--run-dir", str(tmp_path), TEMPORAL_ADDRESS=address)
+    findings = {finding["check"]: finding for finding in json.loads(shown.stdout)["findings"]}
+    assert findings["Temporal server"]["verdict"] == "note"
+    assert address in findings["Temporal server"]["detail"]

@@ -1,0 +1,114 @@
+"""One supervisor a directory; what an earlier one left is known for what it is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from domain.errors import ConfigError
+from stack.client import Stack, prepare
+from stack.errors import NoStack
+from stack.processes import RUN_ID_VARIABLE, identity_of
+from stack.record import StackRecord, StackState
+from stack.run_dir import LaunchOrder, RunDir, RunDirInUse, default_run_dir
+from stack.spec import StackSpec
+
+ORDER = LaunchOrder(run_id="0123456789abcdef", spec=StackSpec())
+
+
+def record(run_dir: RunDir, pid: int, start_time: int, state: StackState = StackState.READY) -> StackRecord:
+    return StackRecord(
+        name="local",
+        run_id=ORDER.run_id,
+        state=state,
+        run_dir=str(run_dir),
+        started_at="",
+        supervisor_pid=pid,
+        supervisor_start_time=start_time,
+        instance_id=7,
+    )
+
+
+def test_default_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/elsewhere")
+    assert default_run_dir("one") == Path("/elsewhere/autotomy/one")
+
+
+def test_a_directory_has_one_supervisor(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    held = run_dir.lock()
+    assert run_dir.is_locked()
+    with pytest.raises(RunDirInUse, match="autotomy down"):
+        prepare(run_dir, ORDER)
+    os.close(held)
+    assert not run_dir.is_locked()
+
+
+def test_files_of_something_else_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="files of something else"):
+        prepare(RunDir(tmp_path), ORDER)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--run-dir"):
+        prepare(RunDir(tmp_path / "file" / "below"), ORDER)
+
+
+def test_attach_says_that_nothing_was_ever_there(tmp_path: Path) -> None:
+    with pytest.raises(NoStack, match="autotomy up"):
+        Stack.attach(tmp_path)
+
+
+def test_attach_says_that_the_stack_was_stopped(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.write_record(record(run_dir, os.getpid(), 1, StackState.STOPPED))
+    with pytest.raises(NoStack, match="is stopped; nothing of it is left"):
+        Stack.attach(tmp_path)
+
+
+def test_attach_says_that_a_crash_left_something(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.write_record(record(run_dir, os.getpid(), 1))
+    left = subprocess.Popen(["sleep", "100"], env={**os.environ, RUN_ID_VARIABLE: ORDER.run_id})
+    try:
+        with pytest.raises(NoStack, match="gone without having been stopped; 1 processes of it are left"):
+            Stack.attach(tmp_path)
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_a_new_start_in_a_crashed_directory_stops_what_was_left_there(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    run_dir.write_record(record(run_dir, os.getpid(), 1))
+    (run_dir.state / "journal.sqlite").write_text("old")
+    left = subprocess.Popen(["sleep", "100"], env={**os.environ, RUN_ID_VARIABLE: ORDER.run_id})
+    prepare(run_dir, ORDER)
+    assert left.wait(5) != 0
+    assert list(run_dir.state.iterdir()) == []
+    assert run_dir.read_order() == ORDER
+
+
+def test_a_foreign_record_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text('{"tabby": 1}')
+    with pytest.raises(ConfigError, match=r"stack\.json cannot be read"):
+        RunDir(tmp_path).read_record()
+
+
+def test_the_record_of_a_running_supervisor_is_attached_to(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    running = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = identity_of(running.pid)
+        assert identity is not None
+        run_dir.write_order(ORDER)
+        run_dir.write_record(record(run_dir, identity.pid, identity.start_time))
+        assert Stack.attach(tmp_path).run_id == ORDER.run_id
+    finally:
+        running.communicate(b"\n")
