@@ -1,0 +1,57 @@
+"""One call to the Controller API, as a command makes it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+import typer
+
+from cli.screen import print_json, remarks, results
+from domain.errors import ConfigError, Transient
+from service.settings import load_settings
+from stack.client import Stack
+from stack.errors import NoStack
+from stack.run_dir import default_run_dir
+
+_TIMEOUT_SEC: Final = 10.0
+
+
+def report(data: Mapping[str, Any], words: str) -> None:
+    results().print(words)
+    if data:
+        print_json(data)
+
+
+def _controller_url(given: str | None) -> str:
+    if given:
+        return given.rstrip("/")
+    try:
+        return Stack.attach(default_run_dir()).addresses.controller_url
+    except NoStack:
+        return load_settings().controller_url.rstrip("/")
+
+
+def call(method: str, path: str, given_url: str | None, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The envelope's `data`. Ends the command with exit code 1 when the API refuses; raises Transient when nobody answers."""
+    url = _controller_url(given_url)
+    try:
+        content = None if body is None else json.dumps(body)
+        headers = {"content-type": "application/json"}
+        reply = httpx.request(method, url + path, content=content, headers=headers, timeout=_TIMEOUT_SEC, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Transient(
+            f"the Controller API at {url} does not answer ({error or type(error).__name__}); "
+            "name another with --controller-url, or start a local stack with `autotomy up`"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the declaration holds something that JSON cannot say: {error}") from None
+    try:
+        envelope = reply.json()
+    except ValueError:
+        envelope = {"message": reply.text[:200]}
+    if reply.status_code != 200:
+        remarks().print(f"[red]refused[/red] ({reply.status_code}): {envelope.get('message')}")
+        raise typer.Exit(1)
+    data = envelope.get("data")
+    return data if isinstance(data, dict) else {"value": data} if data is not None else {}
