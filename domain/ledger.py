@@ -10,7 +10,7 @@ from domain.engine import RankEntry
 from domain.messages.round import Lease, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.runtime import FtPhase, GateRecord
 from domain.topology import NodeManagerAddress
-from domain.watch import ApplyReadyWatch, Question, Removal
+from domain.watch import ApplyReadyWatch, Confirmation, Question, Removal
 
 
 class LedgerPorts(Protocol):
@@ -71,9 +71,24 @@ class RoundLedger:
     def survivor_groups(self) -> tuple[Question, ...]:
         return self.watch.survivors
 
-    @property
-    def survivor_managers(self) -> tuple[NodeManagerAddress, ...]:
-        return tuple(question.manager for question in self.watch.survivors)
+    def participants(self) -> tuple[tuple[NodeManagerAddress, ...], tuple[NodeManagerAddress, ...]]:
+        """Who is guarded: NodeManagers with something left to lose, and those of dead-only Pods, which may be absent.
+
+        A headless member counts with its rank. A Pod that an earlier round emptied takes no part: it may be stopped, or its
+        ip be another instance's by now, and its refusal would say nothing about this round.
+        """
+        behind: dict[NodeManagerAddress, set[int]] = {manager: set() for manager in self.topology.managers}
+        for endpoint in self.topology.endpoints:
+            behind[self.topology.manager_of(endpoint)].add(endpoint.id)
+        gone, going = set(self.removed), set(self.watch.removed_ranks)
+        must = tuple(manager for manager, ranks in behind.items() if ranks - gone)
+        dead_only = tuple(manager for manager, ranks in behind.items() if not ranks - gone and ranks & going)
+        return must, dead_only
+
+    def note(self, watch: ApplyReadyWatch) -> None:
+        """The wait for apply-ready as it stands now. A Pod in which nobody answers any more is absent from here on."""
+        self.watch = watch
+        self.absent |= {removal.manager for removal in watch.removing if removal.confirmed is Confirmation.ABSENT}
 
     def retired_groups(self) -> tuple[Question, ...]:
         groups = self.topology.by_manager(self.watch.removed_ranks)
@@ -135,7 +150,7 @@ class RoundLedger:
             applied=self.applied,
             absent_node_managers=tuple(sorted(map(str, self.absent))),
             pending_finalize=tuple(sorted(set(map(str, self.pending_finalize)))),
-            looked={**self.looked, **self.watch.entries},
+            looked=dict(self.looked),
             stage_times=self.stage_times,
         )
 

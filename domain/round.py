@@ -14,9 +14,9 @@ step counts as not confirmed.
 """
 
 from collections.abc import Awaitable, Iterable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from domain.errors import AutotomyError
+from domain.errors import AutotomyError, OutcomeUnknown, Transient
 from domain.gate import gate
 from domain.ledger import RoundLedger, RoundStopped
 from domain.messages.round import (
@@ -46,6 +46,9 @@ from domain.topology import NodeManagerAddress
 from domain.watch import ApplyReadyWatch, LookReason, LookVerdict, RecoveredWatch
 
 T = TypeVar("T")
+
+ACCEPTED: Final = 202
+"""The one HTTP status with which an engine takes a command; 200 is a refusal (contracts §1)."""
 
 
 class RoundPorts(Protocol):
@@ -123,28 +126,28 @@ def admit(ledger: RoundLedger) -> None:
 async def guard_all(ledger: RoundLedger, ports: RoundPorts) -> None:
     """Step 4: own every participant, headless members and dead-only Pods included."""
     ledger.check_stop()
-    must = ledger.survivor_managers
-    others = tuple(manager for manager in ledger.topology.managers if manager not in must)
-    ledger.guard_attempted = (*must, *others)
+    must, dead_only = ledger.participants()
+    ledger.guard_attempted = (*must, *dead_only)
     result = await ports.guard(
         GuardCall(
             request_id=ledger.order.request_id,
             generation=ledger.order.generation,
             lease_sec=ledger.config.lease_sec,
             must=must,
-            may_be_absent=others,
+            may_be_absent=dead_only,
             request_timeout_sec=ledger.config.request_timeout_sec,
             deadline_at=ledger.deadline(ledger.config.guard_deadline_sec),
         )
     )
-    ledger.absent = set(result.absent)
+    ledger.absent = {manager for manager in dead_only if manager not in result.guarded}
     ledger.watch = ledger.watch.with_absent(ledger.absent)
     ledger.unreachable = {manager for manager in ledger.guard_attempted if manager not in result.guarded}
     ledger.stage_done("guard")
     if result.refusals:
         raise RoundStopped(RoundReason.GUARD_REFUSED, _listed(result.refusals))
-    if result.unreachable:
-        raise RoundStopped(RoundReason.GUARD_UNREACHABLE, _listed(result.unreachable))
+    unguarded = [str(manager) for manager in must if manager not in result.guarded]
+    if unguarded:
+        raise RoundStopped(RoundReason.GUARD_UNREACHABLE, _listed(result.unreachable) or f"no guard at {', '.join(unguarded)}")
 
 
 async def until_apply_ready(ledger: RoundLedger, ports: RoundPorts) -> None:
@@ -180,31 +183,38 @@ async def apply_once(ledger: RoundLedger, ports: RoundPorts) -> None:
     ledger.check_stop()
     ledger.say(FtPhase.SCALING_DOWN, f"apply scale_down {list(ledger.removed)} to ranks {list(ledger.survivors)}")
     master = ledger.topology.endpoint(min(ledger.survivors))
-    result = await ports.apply(
-        ApplyCall(
-            request_id=ledger.order.request_id,
-            generation=ledger.order.generation,
-            groups=ledger.survivor_groups,
-            removed_dp_ranks=ledger.removed,
-            master_ip=master.ip,
-            master_rank=master.id,
-            apply_margin_sec=ledger.config.apply_margin_sec,
-            lease_sec=ledger.config.lease_sec,
-            request_timeout_sec=ledger.config.request_timeout_sec,
-            deadline_at=ledger.deadline(ledger.config.apply_deadline_sec),
-        )
+    call = ApplyCall(
+        request_id=ledger.order.request_id,
+        generation=ledger.order.generation,
+        groups=ledger.survivor_groups,
+        removed_dp_ranks=ledger.removed,
+        master_ip=master.ip,
+        master_rank=master.id,
+        apply_margin_sec=ledger.config.apply_margin_sec,
+        lease_sec=ledger.config.lease_sec,
+        request_timeout_sec=ledger.config.request_timeout_sec,
+        deadline_at=ledger.deadline(ledger.config.apply_deadline_sec),
     )
+    try:
+        result = await ports.apply(call)
+    except (Transient, OutcomeUnknown) as error:
+        raise RoundStopped(RoundReason.APPLY_UNKNOWN, f"apply ended without an answer: {error.message}") from error
     ledger.applied = result.engines
     ledger.stage_done("apply")
     if result.refusals:
         raise RoundStopped(RoundReason.APPLY_REFUSED, _listed((*result.refusals, *result.unknown)))
-    if result.unknown or not result.accepted:
-        raise RoundStopped(RoundReason.APPLY_UNKNOWN, _listed(result.unknown))
+    unaccepted = [rank for rank in ledger.survivors if result.engines.get(rank) != ACCEPTED]
+    if result.unknown or unaccepted or not result.accepted:
+        raise RoundStopped(RoundReason.APPLY_UNKNOWN, _listed(result.unknown) or f"no 202 is known from ranks {unaccepted}")
 
 
 async def until_recovered(ledger: RoundLedger, ports: RoundPorts) -> None:
     """Step 8, first half: every survivor is healthy and has nothing pending."""
-    watch = RecoveredWatch(survivors=ledger.survivor_groups, request_id=ledger.order.request_id)
+    watch = RecoveredWatch(
+        survivors=ledger.survivor_groups,
+        request_id=ledger.order.request_id,
+        incarnations={rank: ledger.watch.entries[rank].incarnation for rank in ledger.survivors},
+    )
     verdict = await _look(ledger, ports, watch, ledger.deadline(ledger.config.execution_deadline_sec), once=False)
     ledger.stage_done("recover")
     if verdict is LookVerdict.WAIT:
@@ -241,6 +251,8 @@ async def abort(ledger: RoundLedger, stop: RoundStopped, ports: RoundPorts) -> R
         else:
             if result.pending:
                 detail += f"; not reached by the abort (their guard expires): {', '.join(map(str, result.pending))}"
+            if result.refusals:
+                detail += f"; the abort was refused by {_listed(result.refusals)}"
         ledger.stage_done("abort")
     return ledger.report(stop.outcome, stop.reason, detail)
 
@@ -322,7 +334,7 @@ async def _look(
     ledger.last_observed = observation.detail
     ledger.looked.update(result.watch.entries)
     if isinstance(result.watch, ApplyReadyWatch):
-        ledger.watch = result.watch
+        ledger.note(result.watch)
     if result.lost_guard is not None:
         raise RoundStopped(RoundReason.GUARD_LOST, _listed((result.lost_guard,)))
     if observation.verdict is LookVerdict.ABANDONED:
@@ -373,7 +385,7 @@ def _finalize_call(
         dead_committed=ledger.removed if commit else ledger.order.dead_committed,
         request_timeout_sec=ledger.config.request_timeout_sec,
         deadline_at=ledger.deadline(within_sec if within_sec is not None else ledger.config.finalize_deadline_sec),
-        once=tuple(manager for manager in managers if manager in ledger.unreachable),
+        once=tuple(manager for manager in managers if manager in ledger.unreachable | ledger.absent),
     )
 
 

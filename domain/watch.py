@@ -7,6 +7,7 @@ and no I/O, so the activity that polls, the simulation and the benchmark's bare 
 interrupted goes on from its last state (design §4, steps 5 and 8).
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal
 
@@ -142,7 +143,7 @@ class ApplyReadyWatch(Strict):
             )
         if not watch.survivors:
             return watch, Observation(verdict=LookVerdict.FAILED, reason=LookReason.NO_SURVIVOR, detail="every rank is dead")
-        return watch, watch._progress(readiness)
+        return watch, watch._progress(readiness, told, seen)
 
     def with_absent(self, absent: set[NodeManagerAddress]) -> "ApplyReadyWatch":
         """The same wait, knowing that nobody answers in these dead-only Pods."""
@@ -155,18 +156,16 @@ class ApplyReadyWatch(Strict):
             }
         )
 
-    def _progress(self, readiness: dict[int, ApplyReadiness]) -> Observation:
+    def _progress(self, readiness: dict[int, ApplyReadiness], told: dict[int, Sight], seen: dict[int, RankEntry]) -> Observation:
         waiting = [rank for rank in self.survivor_ranks if readiness.get(rank) is not ApplyReadiness.READY]
         unconfirmed = [removal.rank for removal in self.removing if removal.confirmed is None]
         if not waiting and not unconfirmed:
             return Observation(verdict=LookVerdict.DONE)
         parts = []
         if waiting:
-            parts.append(
-                "survivors not yet apply-ready: " + ", ".join(_describe(rank, self.entries.get(rank)) for rank in waiting)
-            )
+            parts.append(f"survivors not yet apply-ready: {_describe_all(waiting, told, seen)}")
         if unconfirmed:
-            parts.append("death not yet confirmed: " + ", ".join(_describe(rank, self.entries.get(rank)) for rank in unconfirmed))
+            parts.append(f"death not yet confirmed: {_describe_all(unconfirmed, told, seen)}")
         return Observation(verdict=LookVerdict.WAIT, detail="; ".join(parts))
 
     def _absorb(self, dead: set[int], seen: dict[int, RankEntry]) -> "ApplyReadyWatch":
@@ -192,10 +191,15 @@ class ApplyReadyWatch(Strict):
 
 
 class RecoveredWatch(Strict):
-    """The wait for recovery after apply: every survivor `healthy` with nothing pending."""
+    """The wait for recovery after apply: every survivor `healthy` with nothing pending.
+
+    `incarnations` are the engines that were apply-ready. Another process in a survivor's place says `healthy` as well, but
+    it cannot have joined the group: it means that the survivor died.
+    """
 
     survivors: tuple[Question, ...]
     request_id: str
+    incarnations: dict[int, str | None] = Field(default_factory=dict)
     entries: dict[int, RankEntry] = Field(default_factory=dict)
 
     @property
@@ -216,16 +220,24 @@ class RecoveredWatch(Strict):
         failed = sorted(rank for rank, state in states.items() if state is Recovery.FAILED)
         if failed:
             return watch, _refused(failed, seen)
+        replaced = sorted(rank for rank in states if _is_another(self.incarnations.get(rank), seen[rank].incarnation))
+        if replaced:
+            return watch, Observation(
+                verdict=LookVerdict.FAILED,
+                reason=LookReason.SURVIVOR_DIED,
+                detail=f"other processes than those that were told to shrink answer for ranks {replaced}",
+            )
         waiting = [rank for rank in self.survivor_ranks if states.get(rank) is not Recovery.DONE]
         if waiting:
-            listed = ", ".join(_describe(rank, watch.entries.get(rank)) for rank in waiting)
-            return watch, Observation(verdict=LookVerdict.WAIT, detail=f"survivors not yet recovered: {listed}")
+            told = {rank: sight for sight in sweep for rank in sight.question.ranks}
+            detail = f"survivors not yet recovered: {_describe_all(waiting, told, seen)}"
+            return watch, Observation(verdict=LookVerdict.WAIT, detail=detail)
         return watch, Observation(verdict=LookVerdict.DONE)
 
 
 def _identity_fault(sweep: tuple[Sight, ...], survivors: tuple[int, ...]) -> Observation | None:
     """A survivor's engine answers nonsense, or an answer is not about exactly the ranks that were asked (RFC §4.1)."""
-    for sight in sweep:
+    for sight in sorted(sweep, key=lambda sight: sight.question.ranks):
         asked = sorted(sight.question.ranks)
         if sight.fault == "protocol" and set(asked) & set(survivors):
             return Observation(
@@ -282,13 +294,14 @@ def _confirmation(removal: Removal, entry: RankEntry) -> Confirmation | None:
         return Confirmation.PROCESS_EXIT
     if entry.status == EngineStatus.DEAD:
         return Confirmation.ENGINE_DEAD
-    if _is_newer(removal, entry):
+    if _is_another(removal.reported_incarnation, entry.incarnation):
         return Confirmation.NEW_INCARNATION
     return None
 
 
-def _is_newer(removal: Removal, entry: RankEntry) -> bool:
-    return None not in (removal.reported_incarnation, entry.incarnation) and removal.reported_incarnation != entry.incarnation
+def _is_another(known: str | None, now: str | None) -> bool:
+    """Whether these name two processes. What is not known is not another."""
+    return None not in (known, now) and known != now
 
 
 def _lives(removal: Removal, entry: RankEntry | None) -> bool:
@@ -296,9 +309,20 @@ def _lives(removal: Removal, entry: RankEntry | None) -> bool:
     return removal.confirmed is None and entry is not None and entry.status in (EngineStatus.HEALTHY, EngineStatus.UNHEALTHY)
 
 
-def _describe(rank: int, entry: RankEntry | None) -> str:
-    if entry is None:
-        return f"{rank} (no answer yet)"
+def _describe_all(ranks: Iterable[int], told: dict[int, Sight], seen: dict[int, RankEntry]) -> str:
+    """What this sweep said of each rank; where it said nothing, why."""
+    return ", ".join(_describe(rank, seen[rank]) if rank in seen else _unread(rank, told.get(rank)) for rank in ranks)
+
+
+def _unread(rank: int, sight: Sight | None) -> str:
+    if sight is None:
+        return f"{rank} (absent)"
+    if sight.fault == "unreachable":
+        return f"{rank} (unknown: NodeManager {sight.question.manager} did not answer: {sight.detail})"
+    return f"{rank} (unknown: {sight.detail})"
+
+
+def _describe(rank: int, entry: RankEntry) -> str:
     words = [str(entry.status)]
     if entry.ft_state:
         words.append(str(entry.ft_state))
