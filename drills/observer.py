@@ -59,8 +59,9 @@ class Observer:
         coordinators: name → management address.
         node_managers: name → address.
         timeline: where changes are put.
-        on_phase: told of each new phase.
-        on_view: told of each new published set.
+
+    `on_phase`, `on_strategy` and `on_view`, where set, are told of each new phase, of each strategy's workflow id, and of
+    each new published set.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class Observer:
         coordinators: Mapping[str, str],
         node_managers: Mapping[str, str],
         timeline: Timeline,
-        *,
-        on_phase: Callable[[RuntimeRecord], None] | None = None,
-        on_view: Callable[[tuple[int, ...]], None] | None = None,
     ) -> None:
+        self.on_phase: Callable[[RuntimeRecord], None] | None = None
+        self.on_strategy: Callable[[str], None] | None = None
+        self.on_view: Callable[[tuple[int, ...]], None] | None = None
         self.events: list[Event] = []
         self.record: RuntimeRecord | None = None
         self.journals: dict[str, JournalReply] = {}
@@ -83,8 +84,6 @@ class Observer:
         self._coordinators = coordinators
         self._node_managers = node_managers
         self._timeline = timeline
-        self._on_phase = on_phase
-        self._on_view = on_view
         self._guards: dict[str, GuardSeen] = {}
         self._verdicts: set[tuple[str, str]] = set()
         self._committed: set[str] = set()
@@ -122,7 +121,7 @@ class Observer:
     @property
     def published(self) -> dict[str, tuple[int, ...]]:
         """The ranks that each Coordinator routes to, as it last said."""
-        return {name: _ranks(view, self._instance_id) for name, view in self.views.items()}
+        return {name: served_ranks(view, self._instance_id) for name, view in self.views.items()}
 
     def publishes(self, ranks: Sequence[int]) -> bool:
         """Every Coordinator routes to exactly these ranks."""
@@ -167,10 +166,15 @@ class Observer:
             )
         )
         self._changed.set()
+        strategy = record.strategy_workflow_id
+        if strategy and (before is None or before.strategy_workflow_id != strategy):
+            self._timeline.add(at, "controller", "strategy", strategy)
+            if self.on_strategy:
+                self.on_strategy(strategy)
         if before is None or before.phase is not record.phase:
             self._timeline.add(at, "controller", "phase", record.phase)
-            if self._on_phase:
-                self._on_phase(record)
+            if self.on_phase:
+                self.on_phase(record)
 
     async def _look_at_view(self, client: httpx.AsyncClient, name: str, url: str) -> None:
         view = await _get(client, url + INSTANCES_PATH, _view)
@@ -192,8 +196,8 @@ class Observer:
             seen = ViewSeen(at=at, coordinator=f"{name} (seen)", change=ViewChange.SET, revision=None, endpoints=addresses)
             self.events.append(seen)
         self._changed.set()
-        if self._on_view:
-            self._on_view(_ranks(view, self._instance_id))
+        if self.on_view:
+            self.on_view(served_ranks(view, self._instance_id))
 
     async def _look_at_journal(self, client: httpx.AsyncClient, name: str, url: str) -> None:
         journal = await _get(client, f"{url}{FT_PREFIX}/journal", _journal)
@@ -272,6 +276,7 @@ def _journal(body: object) -> JournalReply:
     return JournalReply.model_validate_json(json.dumps(body))
 
 
-def _ranks(view: CoordinatorView, instance_id: int) -> tuple[int, ...]:
+def served_ranks(view: CoordinatorView, instance_id: int) -> tuple[int, ...]:
+    """The ranks of one instance that a Coordinator routes to."""
     published = view.instance(instance_id)
     return published.ranks if published is not None and view.has_view else ()

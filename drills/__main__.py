@@ -1,0 +1,127 @@
+"""`python -m drills NAME …`, which is what `autotomy drill NAME …` runs.
+
+    autotomy drill --list                                  what there is
+    autotomy drill soft-rank [--out DIR] [--json]          run one
+    autotomy drill all [--out DIR]                         run all, one after the other
+    autotomy drill restart --list                          the cells of the restart table
+    autotomy drill restart --kill worker --at commit-point
+
+Exit codes: 0 passed, 1 failed, 2 could not run. With --json the last line on stdout is the result; what goes on is on
+stderr.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from domain.errors import AutotomyError
+from drills.console import Console
+from drills.drill import Drill
+from drills.outcome import DrillReport
+from drills.registry import all_drills, find
+from drills.restart import PLACES, PROCESS, Point, Victim, cells, find_cell, restart_drill
+from drills.run import DrillOptions, run_drill
+
+RESTART: Final = "restart"
+ALL: Final = "all"
+_COULD_NOT_RUN: Final = 2
+_INTERRUPTED: Final = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.list:
+            print(_cell_table() if given.name == RESTART else _drill_list())
+            return 0
+        if given.name is None:
+            parser.error("which drill? `--list` shows them")
+        chosen = _chosen(given)
+        return asyncio.run(_run_all(chosen, given.out, as_json=given.json, many=given.name == ALL))
+    except AutotomyError as error:
+        print(f"drill: {error}", file=sys.stderr)
+        return _COULD_NOT_RUN
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="autotomy drill",
+        description="Run an acceptance scenario against a local installation of real processes, and judge it from outside.",
+        epilog="Exit codes: 0 passed, 1 failed, 2 could not run. The bundle's report.md tells the story.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"a drill, `{ALL}`, or `{RESTART}`")
+    parser.add_argument("--list", action="store_true", help="list the drills (with `restart`: the cells of its table)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the evidence goes (default: in ~/.local/state)")
+    parser.add_argument("--json", action="store_true", help="the result as the last line of stdout")
+    parser.add_argument("--kill", metavar="WHAT", help=f"restart: {', '.join(Victim)}")
+    parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}")
+    return parser
+
+
+def _chosen(given: argparse.Namespace) -> list[Drill]:
+    if given.name == ALL:
+        return list(all_drills().values())
+    if given.name == RESTART:
+        return [restart_drill(find_cell(given.kill or Victim.WORKER, given.at or Point.COMMIT_POINT))]
+    return [find(given.name)]
+
+
+async def _run_all(drills: Sequence[Drill], out: Path | None, *, as_json: bool, many: bool) -> int:
+    worst = 0
+    with _cancelled_by_sigterm():
+        for drill in drills:
+            report = await _run_one(drill, out / drill.name if out is not None and many else out, as_json=as_json)
+            worst = max(worst, report.exit_code)
+    return worst
+
+
+async def _run_one(drill: Drill, out: Path | None, *, as_json: bool) -> DrillReport:
+    console = Console(sys.stderr if as_json else sys.stdout)
+    console.begin(drill)
+    report = await run_drill(drill, DrillOptions(out=out, on_event=console))
+    console.end(report)
+    if as_json:
+        print(report.last_line(), flush=True)
+    return report
+
+
+@contextlib.contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a drill as Ctrl-C does: the installation is stopped in order."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _drill_list() -> str:
+    drills = all_drills()
+    width = max(map(len, [*drills, RESTART]))
+    lines = [f"{name:<{width}}  {drill.summary}" for name, drill in drills.items()]
+    told = "A process is killed in the middle of a round (--kill WHAT --at POINT): it goes on in place. `restart --list`"
+    return "\n".join(
+        [*lines, f"{RESTART:<{width}}  {told}", f"{ALL:<{width}}  All of the above but {RESTART}, one after the other."]
+    )
+
+
+def _cell_table() -> str:
+    lines = ["WHAT (--kill):", *(f"  {victim:<26}{PROCESS[victim]}" for victim in Victim)]
+    lines += ["POINT (--at):", *(f"  {point:<26}{PLACES[point].meaning}" for point in Point), "", "cells and what is expected:"]
+    lines += [f"  {cell.victim:<26}{cell.point:<20}{cell.expected}" for cell in cells()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

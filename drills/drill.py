@@ -1,0 +1,94 @@
+"""What a drill is: an installation, something that happens to it, and what must be true afterwards.
+
+The script (`act`) only injects and waits for what can be seen from outside; it judges nothing. What must hold is said
+as an `Expectation`, judged afterwards over everything that was recorded (`drills.judge`).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from domain.config import FallbackStrategy
+from domain.model import Strict
+from stack.spec import EngineSpec, StackSpec
+
+if TYPE_CHECKING:
+    from drills.scene import Scene
+
+
+class Outcome(StrEnum):
+    IN_PLACE = "in place"  # the group shrank and serves without the dead ranks
+    REBUILT = "rebuilt"  # all engines new, all ranks serve
+
+
+class Expectation(Strict):
+    """`losses`: per in-place round the ranks that it removes. `outcome`: how it stands at the end.
+
+    `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`: no withdrawal earlier than this
+    after the injection. `masters`: per round the rank whose address every apply must name. `kept_pods`: NodeManagers
+    that must live on. `repeated_set`: the periodic SET must have come, and have changed nothing.
+    """
+
+    outcome: Outcome
+    losses: tuple[tuple[int, ...], ...] = ()
+    masters: tuple[int, ...] = ()
+    no_round: bool = False
+    rebuild_not_before_sec: float | None = None
+    kept_pods: tuple[str, ...] = ()
+    repeated_set: bool = False
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """All that in-place rounds removed."""
+        return tuple(sorted({rank for loss in self.losses for rank in loss}))
+
+    @property
+    def dead_committed(self) -> tuple[int, ...]:
+        """What is removed for good at the end: a rebuild brings all back."""
+        return self.removed if self.outcome is Outcome.IN_PLACE else ()
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One scenario.
+
+    Args:
+        name: as `autotomy drill NAME` takes it.
+        summary: one line: what is done, and what is expected.
+        spec: the installation. Failpoints are put in by the runner, from `failpoints`.
+        act: injects and waits.
+        expected: what is judged.
+        traffic: whether clients send requests all the time.
+        failpoints: process kind or name → failpoints that stop there.
+    """
+
+    name: str
+    summary: str
+    spec: StackSpec
+    act: "Callable[[Scene], Awaitable[None]]"
+    expected: Expectation
+    traffic: bool = True
+    failpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def local_spec(name: str, engine: EngineSpec | None = None, *, workers: int = 1, **config: JsonValue) -> StackSpec:
+    """Four ranks in two Pods; engines notice a dead peer after 2 s (real ones: ~30 s) and shrink in 1 s, as real ones do.
+
+    `config` overrides `fault_tolerance_config`. Everything shorter than in production is printed with the report.
+    """
+    polls: dict[str, JsonValue] = {"poll_interval_sec": 0.25}
+    scale_down = config.pop("dp_scale_down_config", {})
+    assert isinstance(scale_down, Mapping)
+    return StackSpec(
+        name=name,
+        workers=workers,
+        engine=engine or EngineSpec(detection_sec=2.0, recovery_sec=1.0),
+        fault_tolerance_config={
+            "fallback_strategy": FallbackStrategy.INSTANCE_RECONFIGURATION.value,
+            **config,
+            "dp_scale_down_config": {**polls, **scale_down},
+        },
+    )

@@ -1,0 +1,238 @@
+"""Everything that was recorded of one run, read once, for figures and judgement alike.
+
+Sources: the engines' own logs, the Coordinators' view logs, the NodeManagers' journals and logs, the client's records,
+the supervisor's account of its processes, and the rounds' reports from the workflow histories. From all of it `observed`
+makes the record that the invariants are judged on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from domain.invariants import round_bound_sec
+from domain.messages.coordinator import CoordinatorView
+from domain.messages.node_manager import JournalReply
+from domain.messages.round import RoundReason, RoundReport
+from domain.observations import (
+    Event,
+    GuardSeen,
+    Observed,
+    OutageSeen,
+    RebuildExcuse,
+    RoundSeen,
+    RouteSeen,
+    SourceKind,
+    SourceRead,
+    VerdictSeen,
+    ViewSeen,
+)
+from domain.topology import Topology
+from drills import engine_log, view_log
+from drills.engine_log import EngineLife, EngineLine
+from drills.figures import Episode
+from drills.observer import served_ranks
+from drills.outcome import Completion
+from drills.sighting_log import Sighting
+from drills.traffic import RequestRecord
+from drills.view_log import ViewLine
+from stack.record import EventKind, StackEvent
+from stack.spec import StackSpec
+
+EXCUSES: Mapping[RoundReason, RebuildExcuse] = {
+    RoundReason.NO_SURVIVOR: RebuildExcuse.FURTHER_DEATH,
+    RoundReason.SURVIVOR_DIED: RebuildExcuse.FURTHER_DEATH,
+    RoundReason.GUARD_UNREACHABLE: RebuildExcuse.DEADLINE,
+    RoundReason.GUARD_REFUSED: RebuildExcuse.GUARD_LOST,
+    RoundReason.GUARD_LOST: RebuildExcuse.GUARD_LOST,
+    RoundReason.NOT_READY_IN_TIME: RebuildExcuse.DEADLINE,
+    RoundReason.ENGINES_TIME_OVER: RebuildExcuse.ENGINES_TIME_OVER,
+    RoundReason.ENGINE_PROTOCOL: RebuildExcuse.ENGINE_REFUSED,
+    RoundReason.ENGINE_MISSING: RebuildExcuse.ENGINE_REFUSED,
+    RoundReason.ENGINE_FAILED: RebuildExcuse.ENGINE_REFUSED,
+    RoundReason.WITHDRAW_UNCONFIRMED: RebuildExcuse.DEADLINE,
+    RoundReason.APPLY_REFUSED: RebuildExcuse.ENGINE_REFUSED,
+    RoundReason.APPLY_UNKNOWN: RebuildExcuse.OUTCOME_UNKNOWN,
+    RoundReason.NOT_RECOVERED_IN_TIME: RebuildExcuse.DEADLINE,
+    RoundReason.VERIFY_FAILED: RebuildExcuse.DEADLINE,
+    RoundReason.CANCELLED: RebuildExcuse.PREEMPTED,
+}
+"""What of a round's reasons lets a complete set be rebuilt all the same (I17)."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All of it; times are `time.monotonic()`."""
+
+    spec: StackSpec
+    topology: Topology
+    injections: tuple[float, ...]
+    """When each episode began."""
+
+    ended_at: float
+    lives: Mapping[int, Sequence[EngineLife]]
+    view_lines: Mapping[str, Sequence[ViewLine]]
+    sightings: Sequence[Sighting]
+    polled: Sequence[Event]
+    """What the observer saw while it lasted."""
+
+    journals: Mapping[str, JournalReply]
+    views: Mapping[str, CoordinatorView]
+    requests: Sequence[RequestRecord]
+    stack_events: Sequence[StackEvent]
+    reports: Sequence[RoundReport]
+    completions: Sequence[Completion]
+    unchanged_refreshes: Mapping[str, float]
+    """Per Coordinator: how many entries of refreshes changed nothing since the first episode was over."""
+
+    workflows: Sequence[str]
+    orphans: Sequence[str]
+    stopped: bool
+    """Whether the installation was stopped afterwards."""
+
+    killed: frozenset[str]
+
+    @cached_property
+    def applies(self) -> list[EngineLine]:
+        return engine_log.applies(self.lives)
+
+    @cached_property
+    def published(self) -> tuple[int, ...]:
+        """What every Coordinator serves at the end; what only some serve is left out."""
+        served = [set(served_ranks(view, self.spec.instance_id)) for view in self.views.values()]
+        return tuple(sorted(set.intersection(*served))) if served else ()
+
+    @cached_property
+    def dead_committed(self) -> tuple[int, ...]:
+        """What the NodeManagers have as removed for good, all of them together."""
+        return tuple(sorted({rank for journal in self.journals.values() for rank in journal.dead_committed}))
+
+    @cached_property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Each injection with what answered it."""
+        ends = (*self.injections[1:], float("inf"))
+        return tuple(self._episode(begin, end) for begin, end in zip(self.injections, ends, strict=True))
+
+    def _episode(self, begin: float, end: float) -> Episode:
+        told = [line for line in self.applies if begin <= line.mono < end and line.request_id]
+        request_id = told[-1].request_id or "" if told else ""
+        own = [line for line in told if line.request_id == request_id]
+        lines = [line for line in engine_log.all_lines(self.lives) if line.request_id == request_id and begin <= line.mono < end]
+        began = [line.mono for line in lines if line.event == "recovery_start"]
+        ended = [line.mono for line in lines if line.event == "recovery_end" and line.ok]
+        recovered = bool(own) and len(ended) == len({line.rank for line in own})
+        applied_at = own[0].mono if own else None
+        evidence = [s.at for s in self.sightings if s.is_evidence and begin <= s.at < (applied_at or end)]
+        report = next((report for report in self.reports if report.request_id == request_id), None)
+        return Episode(
+            injected_at=begin,
+            request_id=request_id,
+            removed=own[0].told_removed if own else (),
+            engines=tuple(sorted({line.rank for line in own})),
+            evidence_at=max(evidence, default=None),
+            applied_at=applied_at,
+            recovery_began_at=min(began, default=None),
+            recovery_ended_at=max(ended) if recovered else None,
+            published_at=self._published_after(max(ended) if recovered else None, end),
+            stage_times=report.stage_times if report is not None else {},
+        )
+
+    def _published_after(self, recovered_at: float | None, end: float) -> float | None:
+        """When the last Coordinator had taken over a view again."""
+        if recovered_at is None:
+            return None
+        first = [
+            min((line.mono for line in lines if line.applied and line.ranks and recovered_at < line.mono < end), default=None)
+            for lines in self.view_lines.values()
+        ]
+        taken = [at for at in first if at is not None]
+        return max(taken) if taken and len(taken) == len(first) else None
+
+    @cached_property
+    def serving_again_at(self) -> float | None:
+        """When the last Coordinator took over its last view; None where it serves nothing."""
+        last = [
+            max((line.mono for line in lines if line.applied and line.ranks), default=None) for lines in self.view_lines.values()
+        ]
+        taken = [at for at in last if at is not None]
+        return max(taken) if taken and len(taken) == len(last) else None
+
+    @cached_property
+    def windows(self) -> tuple[tuple[float, float | None], ...]:
+        """Per episode from its injection until a view was published again, whatever way that came about."""
+        ends = (*self.injections[1:], self.ended_at)
+        found = []
+        for episode, end in zip(self.episodes, ends, strict=True):
+            again = episode.published_at
+            if again is None and self.serving_again_at is not None and episode.injected_at < self.serving_again_at <= end:
+                again = self.serving_again_at
+            found.append((episode.injected_at, again))
+        return tuple(found)
+
+    @cached_property
+    def observed(self) -> Observed:
+        """The record that the invariants are judged on."""
+        rank_of_port = {endpoint.business_port: endpoint.id for endpoint in self.topology.endpoints}
+        events: list[Event] = [*engine_log.observations(self.lives, rank_of_port), *self.polled, *self._routes()]
+        for name, lines in self.view_lines.items():
+            events += view_log.observations(name, lines, self.spec.instance_id)
+        events += self._outages()
+        events += self._rounds(events)
+        return Observed(
+            instance_id=self.spec.instance_id,
+            original=frozenset(self.spec.ranks),
+            events=tuple(events),
+            ended_at=self.ended_at,
+        )
+
+    def _routes(self) -> list[Event]:
+        routes: list[Event] = [
+            RouteSeen(at=record.started_at, rank=record.rank, answered_by=record.answered_by)
+            for record in self.requests
+            if record.rank is not None
+        ]
+        routes += [
+            RouteSeen(at=self.ended_at, rank=completion.rank, answered_by=completion.answered_by)
+            for completion in self.completions
+            if completion.ok
+        ]
+        return [*routes, SourceRead(at=self.ended_at, kind=SourceKind.CLIENT, who="client")]
+
+    def _outages(self) -> list[OutageSeen]:
+        """From a process's exit to its next start."""
+        found = []
+        for event in self.stack_events:
+            if event.event is EventKind.EXITED:
+                back = (
+                    other.mono
+                    for other in self.stack_events
+                    if other.name == event.name and other.event is EventKind.RESTARTED and other.mono >= event.mono
+                )
+                found.append(OutageSeen(at=event.mono, process=event.name, ended_at=min(back, default=None)))
+        return found
+
+    def _rounds(self, events: Sequence[Event]) -> list[RoundSeen]:
+        """Each request id that a NodeManager guarded: from its first guard to its last verdict or the view after it."""
+        config = self.spec.effective_config().dp_scale_down_config
+        outages_sec = sum((outage.ended_at or self.ended_at) - outage.at for outage in self._outages())
+        guards = [event for event in events if isinstance(event, GuardSeen)]
+        verdicts = [event for event in events if isinstance(event, VerdictSeen)]
+        views = [event for event in events if isinstance(event, ViewSeen)]
+        found = []
+        for request_id in {guard.request_id for guard in guards} | {verdict.request_id for verdict in verdicts}:
+            own = [verdict for verdict in verdicts if verdict.request_id == request_id]
+            began = min([g.at for g in guards if g.request_id == request_id] + [v.at for v in own])
+            ended = max((verdict.at for verdict in own), default=None)
+            if ended is not None and any(verdict.committed for verdict in own):
+                published = (v.at for v in views if v.at >= began and v.endpoints and v.revision is not None)
+                ended = max(ended, min(published, default=ended))
+            report = next((report for report in self.reports if report.request_id == request_id), None)
+            found.append(
+                RoundSeen(
+                    at=began,
+                    request_id=request_id,
+                    ended_at=ended,
+                    bound_sec=round_bound_sec(config, outages_sec),
+                    excuse=EXCUSES.get(report.reason) if report is not None else None,
+                )
+            )
+        return found

@@ -1,0 +1,61 @@
+"""The workflows of a run: their histories for the bundle, and the reports that rounds ended with.
+
+A history is exported as `temporal workflow show -o json` prints it, so it can be read, and replayed against later code.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import RPCError
+
+from domain.messages.round import RoundReport
+
+ROUND_PREFIX: Final = "scale-down-"
+_LIMIT_SEC: Final = 20.0
+
+
+class Histories:
+    """What was found: `files` as written, `reports` of the rounds that have ended."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.reports: list[RoundReport] = []
+        self.missing: list[str] = []
+
+
+async def export_histories(address: str, namespace: str, directory: Path) -> Histories:
+    """Write every workflow run's history into the existing `directory`; what cannot be read is named in `missing`."""
+    found = Histories()
+    try:
+        async with asyncio.timeout(_LIMIT_SEC):
+            client = await Client.connect(address, namespace=namespace, data_converter=pydantic_data_converter)
+            async for execution in client.list_workflows():
+                await _export(client, execution, directory, found)
+    except (RPCError, RuntimeError, TimeoutError) as error:
+        found.missing.append(f"{type(error).__name__}: {error}")
+    found.reports.sort(key=lambda report: report.generation)
+    return found
+
+
+async def _export(client: Client, execution: WorkflowExecution, directory: Path, found: Histories) -> None:
+    handle = client.get_workflow_handle(execution.id, run_id=execution.run_id)
+    history = await handle.fetch_history()
+    name = f"{_file_name(execution.id)}.{execution.run_id[:8]}.json"
+    (directory / name).write_text(history.to_json(), encoding="utf-8")
+    found.files.append(name)
+    if not execution.id.startswith(ROUND_PREFIX) or execution.status is not WorkflowExecutionStatus.COMPLETED:
+        return
+    typed = client.get_workflow_handle(execution.id, run_id=execution.run_id, result_type=RoundReport)
+    try:
+        found.reports.append(await typed.result())
+    except (WorkflowFailureError, ValidationError, RuntimeError) as error:
+        found.missing.append(f"result of {execution.id}: {error}")
+
+
+def _file_name(workflow_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", workflow_id)

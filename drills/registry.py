@@ -1,0 +1,30 @@
+"""All drills by name, in the order of acceptance A."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from domain.errors import Refused
+from drills import idle, scale_down
+from drills.drill import Drill
+
+_ORDER: Final = ("soft-rank", "soft-idle", "soft-rank0", "consecutive", "pod-partial", "multi-rank", "multi-rank-none-left")
+
+
+class UnknownDrill(Refused):
+    """No drill has that name; the message lists those that there are."""
+
+    default_reason = "UNKNOWN_DRILL"
+
+
+def all_drills() -> Mapping[str, Drill]:
+    """Name → drill."""
+    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS)}
+    return {name: known[name] for name in _ORDER}
+
+
+def find(name: str) -> Drill:
+    """The drill with this name. Raises UnknownDrill."""
+    drills = all_drills()
+    if name not in drills:
+        raise UnknownDrill(f"no drill is called {name!r}; there are: {', '.join([*drills, 'restart', 'all'])}")
+    return drills[name]

@@ -1,0 +1,122 @@
+"""Ranks die under traffic and the survivors notice: the group shrinks in place (acceptance A, soft-* and *-rank)."""
+
+from typing import Final
+
+from domain.engine import EngineStatus
+from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.scene import Scene
+
+BETWEEN_ROUNDS_SEC: Final = 6.5
+"""Longer than set_interval_sec: at least one periodic SET comes between two rounds."""
+
+AFTER_GUARD: Final = "worker.guard.after"
+"""Where a round stands when all NodeManagers are guarded and no engine was looked at yet."""
+
+
+async def one_rank(scene: Scene, rank: int) -> None:
+    """One rank dies; wait until the others serve without it."""
+    scene.kill_workers(rank)
+    await scene.until_shrunk([rank])
+
+
+async def soft_rank(scene: Scene) -> None:
+    await one_rank(scene, 1)
+
+
+async def soft_rank0(scene: Scene) -> None:
+    await one_rank(scene, 0)
+
+
+async def consecutive(scene: Scene) -> None:
+    await one_rank(scene, 1)
+    scene.step("waiting for the periodic SET")
+    await scene.linger(BETWEEN_ROUNDS_SEC)
+    scene.kill_workers(2)
+    await scene.until_shrunk([1, 2])
+    await scene.linger(BETWEEN_ROUNDS_SEC)
+
+
+async def pod_partial(scene: Scene) -> None:
+    await one_rank(scene, 3)
+    await scene.linger(2.0)
+
+
+async def multi_rank(scene: Scene) -> None:
+    """Two die at once; a third dies when the round has begun, after it had noticed the others."""
+    scene.kill_workers(1, 2)
+    await scene.failpoints.wait_for(AFTER_GUARD, within_sec=30)
+    scene.kill_workers(3, begins_episode=False)
+    await scene.until_status_seen(3, EngineStatus.DEAD)
+    scene.failpoints.release(AFTER_GUARD)
+    await scene.until_shrunk([1, 2, 3])
+
+
+async def nobody_left(scene: Scene) -> None:
+    """Two die; when the round has begun, the two survivors die as well."""
+    scene.kill_workers(1, 2)
+    await scene.failpoints.wait_for(AFTER_GUARD, within_sec=30)
+    scene.kill_workers(0, 3, begins_episode=False)
+    for rank in (0, 3):
+        await scene.until_status_seen(rank, EngineStatus.DEAD)
+    scene.failpoints.release(AFTER_GUARD)
+    await scene.until_rebuilt()
+
+
+DRILLS: Final = (
+    Drill(
+        name="soft-rank",
+        summary="Rank 1 dies under traffic: one command to each survivor, only rank 1 is removed, the others keep serving.",
+        spec=local_spec("soft-rank"),
+        act=soft_rank,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=("node-manager-0", "node-manager-1")
+        ),
+    ),
+    Drill(
+        name="soft-rank0",
+        summary="Rank 0, which hosts the group's store, dies: the lowest survivor becomes master, the numbers stay.",
+        spec=local_spec("soft-rank0"),
+        act=soft_rank0,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE, losses=((0,),), masters=(1,), kept_pods=("node-manager-0", "node-manager-1")
+        ),
+    ),
+    Drill(
+        name="consecutive",
+        summary="Rank 1 dies, later rank 2: the second command carries both; repeated SETs bring nothing back.",
+        spec=local_spec("consecutive"),
+        act=consecutive,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE,
+            losses=((1,), (2,)),
+            masters=(0, 0),
+            kept_pods=("node-manager-0", "node-manager-1"),
+            repeated_set=True,
+        ),
+    ),
+    Drill(
+        name="multi-rank",
+        summary="Ranks 1 and 2 die at once, rank 3 when the round looks at the engines: one command, with all three.",
+        spec=local_spec("multi-rank"),
+        act=multi_rank,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE, losses=((1, 2, 3),), masters=(0,), kept_pods=("node-manager-0", "node-manager-1")
+        ),
+        failpoints={"worker": (AFTER_GUARD,)},
+    ),
+    Drill(
+        name="multi-rank-none-left",
+        summary="Ranks 1 and 2 die, then the survivors when the round looks at them: no command; the instance is rebuilt.",
+        spec=local_spec("none-left"),
+        act=nobody_left,
+        expected=Expectation(outcome=Outcome.REBUILT),
+        failpoints={"worker": (AFTER_GUARD,)},
+    ),
+    Drill(
+        name="pod-partial",
+        summary="One of the two ranks of a Pod is removed: the Pod is not stopped, its other rank serves on.",
+        spec=local_spec("pod-partial"),
+        act=pod_partial,
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((3,),), masters=(0,), kept_pods=("node-manager-1",)),
+    ),
+)

@@ -1,0 +1,171 @@
+"""What a drill's script has in its hands while it runs: injections, and waiting for what can be seen from outside.
+
+Waiting is bounded and says, when it is in vain, what was seen instead. Nothing is waited for by the Controller's own
+word: views come from the Coordinators, committed ranks from the NodeManagers' journals, engines from their logs.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from domain.engine import EngineStatus
+from drills.engine_log import EngineLife, applies, read_lives
+from drills.events import DrillEvent, DrillEventKind, OnDrillEvent
+from drills.failpoints import FailpointDriver
+from drills.observer import NotSeen, Observer
+from drills.outcome import Injection
+from drills.sighting_log import read_sightings
+from drills.timeline import Timeline
+from stack.client import Stack
+from stack.record import ProcessState
+
+_LOOK_PAUSE_SEC = 0.1
+
+
+class Scene:
+    """One run of a drill. `injected` are the injections with their `time.monotonic()`; `episodes` when each began."""
+
+    def __init__(
+        self, stack: Stack, observer: Observer, timeline: Timeline, failpoints: FailpointDriver, on_event: OnDrillEvent
+    ) -> None:
+        self.stack = stack
+        self.observer = observer
+        self.failpoints = failpoints
+        self.injected: list[tuple[float, Injection]] = []
+        self.episodes: list[float] = []
+        self.killed: set[str] = set()
+        self.unchanged_refreshes: dict[str, float] = {}
+        self._timeline = timeline
+        self._on_event = on_event
+
+    @property
+    def zero(self) -> float | None:
+        """When the first injection was; None before it."""
+        return self.injected[0][0] if self.injected else None
+
+    def say(self, kind: DrillEventKind, text: str = "", *, ranks: Sequence[int] = (), ok: int = 0, failed: int = 0) -> None:
+        """Tell whoever watches."""
+        mono = time.monotonic()
+        t = None if self.zero is None else mono - self.zero
+        self._on_event(DrillEvent(kind=kind, mono=mono, t=t, text=text, ranks=tuple(ranks), ok=ok, failed=failed))
+
+    def step(self, text: str) -> None:
+        """The script moves on."""
+        self._timeline.add(time.monotonic(), "drill", "step", text)
+        self.say(DrillEventKind.STEP, text)
+
+    # --- injections ----------------------------------------------------------------------------------------------
+
+    def kill_workers(self, *ranks: int, begins_episode: bool = True) -> None:
+        """SIGKILL the worker processes of these ranks, as an accelerator fault would: their API servers live on."""
+        pids = [self.stack.engine_worker_pid(rank) for rank in ranks]
+        at = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        words = "rank" if len(ranks) == 1 else "ranks"
+        what = f"SIGKILL of the worker process of {words} {', '.join(map(str, ranks))}"
+        self._injected(at, what, "kill -KILL " + " ".join(map(str, pids)), ranks, begins_episode=begins_episode)
+
+    async def kill_process(self, name: str, *, restart_after_sec: float) -> None:
+        """SIGKILL one of our own processes; it comes back after `restart_after_sec`."""
+        at = time.monotonic()
+        pid = await self.stack.kill(name, signal.SIGKILL, restart_after_sec=restart_after_sec)
+        self.killed.add(name)
+        self._injected(
+            at, f"SIGKILL of {name}, back {restart_after_sec:g} s later", f"kill -KILL {pid}", (), begins_episode=False
+        )
+
+    def _injected(self, at: float, what: str, command: str, ranks: Iterable[int], *, begins_episode: bool) -> None:
+        targets = tuple(ranks)
+        if begins_episode:
+            self.episodes.append(at)
+        zero = self.zero if self.zero is not None else at
+        self.injected.append((at, Injection(at=round(at - zero, 4), what=what, command=command, target_ranks=targets)))
+        self._timeline.add(at, "drill", "inject", what)
+        self.say(DrillEventKind.INJECTED, what, ranks=targets)
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def until_shrunk(self, removed: Sequence[int], within_sec: float = 60.0) -> None:
+        """Every NodeManager has exactly `removed` as gone for good, and every Coordinator serves exactly the others."""
+        serving = sorted(set(self.stack.spec.ranks) - set(removed))
+        self.step(f"waiting until ranks {serving} serve without {sorted(removed)}")
+        await self.observer.until(
+            f"ranks {serving} published and {sorted(removed)} committed everywhere",
+            lambda seen: seen.publishes(serving) and seen.committed(removed),
+            within_sec,
+        )
+
+    async def until_rebuilt(self, lives: int = 2, within_sec: float = 150.0) -> None:
+        """Every rank has begun its `lives`-th life, is ready, and every Coordinator serves all of them."""
+        ranks = self.stack.spec.ranks
+        self.step("waiting until all ranks serve with new engines")
+
+        def renewed() -> bool:
+            own = self.engine_lives()
+            return all(len(own.get(rank, [])) >= lives and own[rank][-1].ready_at is not None for rank in ranks)
+
+        await self.until("every rank ready in a new life", renewed, within_sec)
+        await self.observer.until(
+            f"ranks {list(ranks)} published, nothing committed",
+            lambda seen: seen.publishes(ranks) and seen.committed(()),
+            within_sec,
+        )
+
+    async def until_status(self, ranks: Iterable[int], status: EngineStatus, within_sec: float = 30.0) -> None:
+        """The engines of these ranks have logged this status last."""
+        wanted = set(ranks)
+        await self.until(
+            f"ranks {sorted(wanted)} {status}",
+            lambda: all(_last_status(self.engine_lives().get(rank, [])) == status for rank in wanted),
+            within_sec,
+        )
+
+    async def until_status_seen(self, rank: int, status: EngineStatus, within_sec: float = 15.0) -> None:
+        """The NodeManager of this rank has this status of it, by its own log: a round's next look will show it."""
+        manager = self.stack.node_manager_of(rank)
+
+        def seen() -> bool:
+            own = [s for s in read_sightings(manager.name, Path(manager.log_file)) if s.rank == rank]
+            return bool(own) and own[-1].status == status
+
+        await self.until(f"{manager.name} sees rank {rank} {status}", seen, within_sec)
+
+    async def until_running(self, name: str, within_sec: float = 30.0) -> None:
+        """A process that was killed runs again."""
+        await self.until(f"{name} runs again", lambda: self.stack.process(name).state is ProcessState.RUNNING, within_sec)
+
+    def process_of(self, pid: int) -> str:
+        """The name of our process with this pid. Raises ProcessLookupError."""
+        for process in self.stack.record.processes:
+            if process.pid == pid:
+                return process.name
+        raise ProcessLookupError(f"pid {pid} is none of the installation's own processes")
+
+    async def until_applied(self, count: int = 1, within_sec: float = 60.0) -> None:
+        """At least `count` commands have reached engines."""
+        await self.until(f"{count} commands at engines", lambda: len(applies(self.engine_lives())) >= count, within_sec)
+
+    async def until(self, what: str, holds: Callable[[], bool], within_sec: float) -> None:
+        """Wait for something. Raises NotSeen."""
+        deadline = time.monotonic() + within_sec
+        while not holds():
+            if time.monotonic() >= deadline:
+                raise NotSeen(f"not seen within {within_sec:g} s: {what}; {self.observer.describe()}")
+            await asyncio.sleep(_LOOK_PAUSE_SEC)
+
+    async def linger(self, seconds: float) -> None:
+        """Let time pass: traffic goes on, and what should not happen has its chance to."""
+        await asyncio.sleep(seconds)
+
+    def engine_lives(self) -> dict[int, list[EngineLife]]:
+        """What the engines have logged so far."""
+        return read_lives(Path(self.stack.run_dir.engine_logs))
+
+
+def _last_status(lives: Sequence[EngineLife]) -> str | None:
+    lines = [line.status for life in lives[-1:] for line in life.lines if line.event == "status"]
+    return lines[-1] if lines else None
