@@ -56,7 +56,8 @@ class MemberRole(StrEnum):
 class Loss:
     """The first member of a tree that ended: what makes the rank dead, whatever its FT API says.
 
-    `exit_code` is known for the root of a tree that this process started; negative is the signal's number.
+    `title` is "" if it ended before anybody could read it. `exit_code` is known for the root of a tree that this process
+    started; negative is the signal's number.
     """
 
     role: MemberRole
@@ -66,7 +67,8 @@ class Loss:
 
     def __str__(self) -> str:
         code = "" if self.exit_code is None else f" with {_code_text(self.exit_code)}"
-        return f"{self.role} process {self.identity.pid} ({self.title}) ended{code}"
+        title = f" ({self.title})" if self.title else ""
+        return f"{self.role} process {self.identity.pid}{title} ended{code}"
 
 
 @dataclass
@@ -240,7 +242,7 @@ class ProcessTree:
 
     def _watch(self, role: MemberRole, identity: ProcessIdentity, title: str) -> None:
         pidfd = open_pidfd(identity)
-        member = _Member(role, identity, title or "title unknown", pidfd if pidfd is not None else -1)
+        member = _Member(role, identity, title, pidfd if pidfd is not None else -1)
         self._members[identity.pid] = member
         if pidfd is None:
             self._ended(member)

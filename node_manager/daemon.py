@@ -84,7 +84,7 @@ class Daemon:
             if record.leftover or engine is None:
                 continue
             self._engines.add(engine)
-            log.info("engine adopted", extra={"rank": record.rank, "identity": record.identity, "lost": str(engine.loss)})
+            log.info("engine adopted", extra={"rank": record.rank, "identity": record.identity})
         self._go_on(launch=start is not None)
 
     def start(self, request: StartRequest) -> StartReply:

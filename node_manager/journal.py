@@ -55,14 +55,14 @@ class JournalError(Refused):
 
 
 class Standing(Strict):
-    """The single values. `sequence_ceiling`: every sequence number below it may have been used."""
+    """The single values. `sequence_ceiling`: every sequence number below it may have been used; 0 never is."""
 
     highest_generation: int = 0
     guard: Guard | None = None
     pacing: FtPacing | None = None
     retired: tuple[int, ...] = ()
     dead_committed: tuple[int, ...] = ()
-    sequence_ceiling: int = 0
+    sequence_ceiling: int = 1
 
 
 class EngineRecord(Strict):
@@ -89,7 +89,7 @@ class Journal:
         self._standing = Standing()
         self._start: StartRequest | None = None
         self._engines: dict[str, EngineRecord] = {}
-        self._next_sequence = 0
+        self._next_sequence = 1
         with self._failing_closed("open"):
             self._open()
 

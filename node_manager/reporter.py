@@ -62,6 +62,7 @@ class Reporter:
         self._collected: dict[int, RankReport] = {}
         self._waiting: dict[int, RankReport] = {}
         self._news = asyncio.Event()
+        self._obstacle = ""
 
     def add(self, entry: RankEntry) -> None:
         """Collects one rank's news for the next report; `flush` lets it go."""
@@ -126,21 +127,27 @@ class Reporter:
         return delivery
 
     async def _send(self, report: PodReport) -> Delivery:
-        ranks = [one.engine_id for one in report.reports]
         try:
             async with asyncio.timeout(self._timeout_sec):
                 response = await self._http.post(self._url, json=report.model_dump(mode="json", exclude_none=True))
         except (httpx.HTTPError, TimeoutError) as error:
-            log.warning("controller does not answer", extra={"ranks": ranks, "why": str(error) or type(error).__name__})
-            return Delivery.AGAIN
-        code, words = response.status_code, response.text[:300]
+            return self._try_again(f"no answer: {error or type(error).__name__}")
+        code, answer = response.status_code, response.text[:300]
+        told = {"ranks": [one.engine_id for one in report.reports], "answer": answer}
         if code == 200:
-            log.info("reported", extra={"ranks": ranks, "answer": words})
-            return Delivery.DONE
-        if 400 <= code < 500 and code not in _AGAIN:
-            log.error("controller refuses the report", extra={"ranks": ranks, "http": code, "answer": words})
-            return Delivery.REFUSED
-        log.warning("controller cannot take the report now", extra={"ranks": ranks, "http": code, "answer": words})
+            log.info("reported", extra=told)
+        elif 400 <= code < 500 and code not in _AGAIN:
+            log.error("controller refuses the report", extra={"http": code, **told})
+        else:
+            return self._try_again(f"HTTP {code}: {answer}")
+        self._obstacle = ""
+        return Delivery.DONE if code == 200 else Delivery.REFUSED
+
+    def _try_again(self, obstacle: str) -> Delivery:
+        """Says each obstacle once, however often it is met."""
+        if obstacle != self._obstacle:
+            self._obstacle = obstacle
+            log.warning("controller cannot take the report yet", extra={"why": obstacle, "ranks": sorted(self._waiting)})
         return Delivery.AGAIN
 
 

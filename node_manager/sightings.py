@@ -91,18 +91,7 @@ class Sightings:
             engine.seen = entry.model_copy(update={"sequence": engine.seen.sequence})
             return engine.seen
         engine.seen = entry.model_copy(update={"sequence": self._next_sequence()})
-        log.info(
-            "engine status",
-            extra={
-                "rank": engine.rank,
-                "status": entry.status,
-                "ft_state": entry.ft_state,
-                "source": entry.source.value,
-                "sequence": engine.seen.sequence,
-                "why": entry.ft_error or entry.fault_info,
-                "mask": entry.mask,
-            },
-        )
+        log.info("engine status", extra=_told(engine.seen))
         if not engine.stopping:
             self._on_news(engine.seen)
         return engine.seen
@@ -118,6 +107,20 @@ def retired_entry(rank: int, engine: ManagedEngine | None) -> RankEntry:
         incarnation=engine.incarnation if engine else None,
         sequence=engine.seen.sequence if engine and engine.seen else _NEVER_SEEN,
     )
+
+
+def _told(entry: RankEntry) -> dict[str, object]:
+    """What of an entry goes into the log; the mask too, and only there."""
+    told = {
+        "rank": entry.id,
+        "status": entry.status,
+        "ft_state": entry.ft_state,
+        "source": entry.source.value,
+        "sequence": entry.sequence,
+        "why": entry.ft_error or entry.fault_info,
+        "mask": entry.mask,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _essence(entry: RankEntry) -> tuple[object, ...]:
