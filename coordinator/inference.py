@@ -168,10 +168,11 @@ class Proxy:
 
     async def _relay(self, call: _Call, seat: Seat, scope: Scope, receive: Receive, send: Send) -> None:
         """One attempt. Raises NotSent while nothing was sent; whatever comes later is answered here."""
-        url = seat.target.origin + call.path
         started = False
         try:
-            async with self._upstream.send(call.method, url, call.headers, call.body, lambda: seat.still_routed) as reply:
+            async with self._upstream.send(
+                seat.target.address, call.method, call.path, call.headers, call.body, lambda: seat.still_routed
+            ) as reply:
                 self._figures.routed.labels(str(seat.target.instance_id), str(seat.target.rank)).inc()
                 started = True
                 await _pass_on(reply, seat, send)
@@ -203,7 +204,8 @@ def _origin_headers(seat: Seat) -> RawHeaders:
 
 
 def _place(seat: Seat) -> dict[str, object]:
-    return {"instance": seat.target.instance_id, "rank": seat.target.rank, "origin": seat.target.origin}
+    ip, port = seat.target.address
+    return {"instance": seat.target.instance_id, "rank": seat.target.rank, "address": f"{ip}:{port}"}
 
 
 def _no_seat(reason: NoSeat, model: str | None) -> JSONResponse:

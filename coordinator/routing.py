@@ -36,10 +36,9 @@ class Target:
         return self.endpoint.id
 
     @property
-    def origin(self) -> str:
-        """`http://ip:port`."""
-        ip = f"[{self.endpoint.ip}]" if ":" in self.endpoint.ip else self.endpoint.ip
-        return f"http://{ip}:{self.endpoint.business_port}"
+    def address(self) -> tuple[str, int]:
+        """Where the engine listens: (ip, port)."""
+        return self.endpoint.ip, self.endpoint.business_port
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import httpx
 import pytest
 
-from coordinator.upstream import RawHeaders, UpstreamReply
+from coordinator.upstream import Address, RawHeaders, UpstreamReply
 from service.http import bind
 from tests.coordinator.factories import MODEL, entry, refresh_request
 from tests.coordinator.harness import LIFE, Engine, RunningCoordinator, coordinator, engines, served, until
@@ -269,16 +269,16 @@ async def test_a_request_whose_rank_is_withdrawn_while_it_connects_is_not_sent_t
     withdrawn: list[Engine] = []
 
     def send_with_a_change_meanwhile(
-        method: str, url: str, headers: RawHeaders, body: bytes, still_wanted: Callable[[], bool]
+        address: Address, method: str, path: str, headers: RawHeaders, body: bytes, still_wanted: Callable[[], bool]
     ) -> AbstractAsyncContextManager[UpstreamReply]:
         def asked_at_the_first_byte() -> bool:
             if not withdrawn:
-                withdrawn.append(next(engine for engine in four if url.startswith(engine.url)))
+                withdrawn.append(next(engine for engine in four if engine.port == address[1]))
                 survivors = [engine.rank for engine in four if engine not in withdrawn]
                 running.state.apply(refresh_request("add", served(four, 2, *survivors), incarnation=LIFE))
             return still_wanted()
 
-        return send(method, url, headers, body, asked_at_the_first_byte)
+        return send(address, method, path, headers, body, asked_at_the_first_byte)
 
     monkeypatch.setattr(running.upstream, "send", send_with_a_change_meanwhile)
     reply = await running.complete()
