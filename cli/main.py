@@ -44,8 +44,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout, everyt
 
 @app.command()
 def demo(
-    run_dir: RunDirOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running, to look around in the Web UI.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where the evidence goes (default: in ~/.local/state).")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack up until Ctrl-C, to look around in the Web UI.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Kill one of four ranks, live: the others keep serving.
@@ -55,7 +57,7 @@ def demo(
     """
     from cli.demo import run_demo
 
-    raise typer.Exit(run_demo(run_dir, keep=keep, as_json=json_output))
+    raise typer.Exit(run_demo(out, keep=keep, as_json=json_output))
 
 
 @app.command()

@@ -1,0 +1,35 @@
+"""A supervisor whose first plan meets a stranger on the Coordinator's port; run as a process by test_stack.py."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import stack.supervisor
+from service.process import run_process
+from stack.plan import StackPlan, plan_stack
+from stack.ports import PortLease
+from stack.processes import ProcessIdentity
+from stack.run_dir import LaunchOrder, RunDir
+from stack.supervisor import Supervisor
+
+strangers: list[socket.socket] = []
+
+
+def plan_into_a_stranger(order: LaunchOrder, run_dir: RunDir, ports: PortLease) -> StackPlan:
+    """The first plan's Coordinator port is taken the moment after it was planned."""
+    plan = plan_stack(order, run_dir, ports)
+    if not strangers:
+        port = int(plan.addresses.coordinator_url.rpartition(":")[2])
+        strangers.append(socket.create_server(("127.0.0.1", port)))
+    return plan
+
+
+async def main(stop: asyncio.Event) -> None:
+    stack.supervisor.plan_stack = plan_into_a_stranger
+    run_dir = RunDir(Path(sys.argv[1]))
+    await Supervisor(run_dir, run_dir.read_order(), ProcessIdentity.parse(sys.argv[2])).run(stop)
+
+
+if __name__ == "__main__":
+    sys.exit(run_process("supervisor", main))
