@@ -49,6 +49,17 @@ async def main(stop):
 """
 
 
+REFUSES_IN_TASKS = """
+from domain.errors import ConfigError
+async def refuse():
+    raise ConfigError("x = 1: too small")
+async def main(stop):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(refuse())
+        group.create_task(asyncio.sleep(3600))
+"""
+
+
 @asynccontextmanager
 async def program(body: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
