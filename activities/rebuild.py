@@ -1,0 +1,186 @@
+"""The steps of a rebuild at the NodeManagers: all stopped, all started, all engines ready (design §3).
+
+**Stopped** means a new life: the NodeManager stopped its engines, exited, and its Pod came back under another
+incarnation. The stop names the incarnation that it means, so that neither a repeated nor a late one hits the new life.
+An unreachable NodeManager may still run its engines; it is waited for until the deadline.
+
+With `enable_dp_scale_down` off the FT routes answer 404; then a Pod's readiness is its plain `/node-manager/status`.
+"""
+
+import logging
+from typing import Final
+
+import httpx
+from pydantic import Field
+from temporalio import activity
+
+from activities.attempt import Attempt, attempt, concurrently, settled
+from activities.node_manager_client import NodeManagerClient
+from activities.peer import PeerRefused, refusal
+from activities.sight import see
+from domain.engine import EngineStatus, ProcessState, RankEntry
+from domain.errors import AutotomyError, Transient
+from domain.messages.node_manager import FtPacing, NodeManagerReason, StartReply, StartRequest, StopReply, StopRequest
+from domain.messages.strategy import (
+    EnginesReadyCall,
+    EnginesReadyResult,
+    StartNodeManagersCall,
+    StartNodeManagersResult,
+    StopNodeManagersCall,
+    StopNodeManagersResult,
+)
+from domain.model import Strict
+from domain.topology import NodeManagerAddress
+from domain.watch import Question
+
+log = logging.getLogger(__name__)
+
+_STOP_POLL_SEC: Final = 0.2
+_START_TIMEOUT_SEC: Final = 30.0
+"""A start may first have to stop engines of an older generation."""
+
+
+class Lives(Strict):
+    """The incarnation that each NodeManager ("ip:port") had when its stop began."""
+
+    before: dict[str, str] = Field(default_factory=dict)
+
+
+class RebuildActivities:
+    """The activities of InstanceReconfiguration that talk to NodeManagers over `http`, the worker's shared client."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    def _client(self, manager: NodeManagerAddress) -> NodeManagerClient:
+        return NodeManagerClient(self._http, manager)
+
+    @activity.defn
+    async def stop_node_managers(self, call: StopNodeManagersCall) -> StopNodeManagersResult:
+        """Stops all, concurrently, each until it is back in a new life."""
+        async with attempt("stop_node_managers") as run:
+            lives = dict((run.recall(Lives) or Lives()).before)
+            works = [settled(self._stop(manager, call, run, lives)) for manager in call.managers]
+            answers = dict(zip(call.managers, await concurrently(works), strict=True))
+            return StopNodeManagersResult(
+                stopped=tuple(m for m, answer in answers.items() if not isinstance(answer, AutotomyError)),
+                unreachable=tuple(refusal(m, answer) for m, answer in answers.items() if isinstance(answer, Transient)),
+                refusals=tuple(
+                    refusal(m, answer)
+                    for m, answer in answers.items()
+                    if isinstance(answer, AutotomyError) and not isinstance(answer, Transient)
+                ),
+            )
+
+    async def _stop(self, manager: NodeManagerAddress, call: StopNodeManagersCall, run: Attempt, lives: dict[str, str]) -> None:
+        """Returns in the NodeManager's new life. Raises Transient when that does not come until the deadline, Refused."""
+        client = self._client(manager)
+        before = lives.get(str(manager))
+        if before is None:
+            alive = await run.until_answered(client.liveness, call.deadline_at, call.request_timeout_sec)
+            before = lives[str(manager)] = alive.incarnation
+            run.remember(Lives(before=lives))
+            run.heartbeat()
+        request = StopRequest(generation=call.generation, incarnation=before)
+
+        async def ask(timeout_sec: float) -> StopReply:
+            return await client.stop(request, timeout_sec)
+
+        while (await run.until_answered(ask, call.deadline_at, call.request_timeout_sec)).incarnation == before:
+            left = run.left(call.deadline_at)
+            if left <= 0:
+                raise Transient(f"{manager} has been stopping since, it is not back yet", reason="NOT_BACK")
+            await run.pause(min(_STOP_POLL_SEC, left))
+
+    @activity.defn
+    async def start_node_managers(self, call: StartNodeManagersCall) -> StartNodeManagersResult:
+        """Starts all, concurrently, each until it took it; repeated with the same generation it changes nothing."""
+        async with attempt("start_node_managers") as run:
+            managers = call.topology.managers
+            works = [settled(self._start(manager, call, run)) for manager in managers]
+            answers = dict(zip(managers, await concurrently(works), strict=True))
+            replies = {m: answer for m, answer in answers.items() if isinstance(answer, StartReply)}
+            return StartNodeManagersResult(
+                started={str(m): reply.incarnation for m, reply in replies.items()},
+                engines={int(rank): life for reply in replies.values() for rank, life in reply.engines.items()},
+                refusals=tuple(refusal(m, answer) for m, answer in answers.items() if isinstance(answer, AutotomyError)),
+            )
+
+    async def _start(self, manager: NodeManagerAddress, call: StartNodeManagersCall, run: Attempt) -> StartReply:
+        client, request = self._client(manager), start_request(call)
+
+        async def ask(timeout_sec: float) -> StartReply:
+            try:
+                return await client.start(request, timeout_sec)
+            except PeerRefused as no:
+                if no.reason != NodeManagerReason.STOPPING:
+                    raise
+                raise Transient(no.message, reason=no.reason) from None  # its next life will take it
+
+        timeout_sec = max(_START_TIMEOUT_SEC, call.config.dp_scale_down_config.request_timeout_sec)
+        return await run.until_answered(ask, call.deadline_at, timeout_sec)
+
+    @activity.defn
+    async def await_engines_ready(self, call: EnginesReadyCall) -> EnginesReadyResult:
+        """Looks until every rank is healthy in its new life, or until the deadline; looks at least once."""
+        async with attempt("await_engines_ready") as run:
+            looked: dict[int, RankEntry] = {}
+            while True:
+                found = await concurrently(self._unready(question, call, looked) for question in call.questions)
+                waiting = {rank: why for group in found for rank, why in group.items()}
+                left = run.left(call.deadline_at)
+                if not waiting or left <= 0:
+                    return EnginesReadyResult(looked=looked, waiting=waiting)
+                await run.pause(min(call.poll_interval_sec, left))
+
+    async def _unready(self, question: Question, call: EnginesReadyCall, looked: dict[int, RankEntry]) -> dict[int, str]:
+        """Which of a Pod's ranks are not ready, and why. The entries seen go to `looked`."""
+        sight, _ = await see(self._http, question, call.request_timeout_sec)
+        if sight.fault == "protocol" and sight.detail.startswith(NodeManagerReason.DISABLED):
+            return await self._unready_without_ft(question, call.request_timeout_sec)
+        if sight.fault is not None:
+            return dict.fromkeys(question.ranks, sight.detail)
+        entries = {entry.id: entry for entry in sight.entries}
+        looked.update(entries)
+        reasons = {rank: _why_not_ready(entries.get(rank), call.started.get(rank)) for rank in question.ranks}
+        return {rank: why for rank, why in reasons.items() if why}
+
+    async def _unready_without_ft(self, question: Question, timeout_sec: float) -> dict[int, str]:
+        answer = await settled(self._client(question.manager).ready(timeout_sec))
+        if isinstance(answer, AutotomyError):
+            return dict.fromkeys(question.ranks, answer.message)
+        return {} if answer.status else dict.fromkeys(question.ranks, "its NodeManager says that the Pod is not ready")
+
+
+def start_request(call: StartNodeManagersCall) -> StartRequest:
+    """The start body, the same for all: the whole group, of which each NodeManager takes its Pod's part."""
+    topology, config = call.topology, call.config.dp_scale_down_config
+    return StartRequest(
+        job_name=topology.job_name,
+        role=topology.role,
+        instance_id=topology.instance_id,
+        generation=call.generation,
+        dead_committed=call.dead_committed,
+        endpoints=topology.endpoints,
+        master_dp_ip=topology.endpoint(0).ip,
+        dp_master_port=topology.dp_master_port,
+        fault_tolerance_config=FtPacing(
+            enable_dp_scale_down_proxy=call.config.enable_dp_scale_down_proxy,
+            poll_interval_sec=config.poll_interval_sec,
+            fault_poll_interval_sec=config.fault_poll_interval_sec,
+            engine_request_timeout_sec=config.engine_request_timeout_sec,
+        ),
+    )
+
+
+def _why_not_ready(entry: RankEntry | None, started: str | None) -> str:
+    """Empty when ready."""
+    if entry is None:
+        return "left out of the reply"
+    if entry.process is ProcessState.EXITED:
+        return "its process has exited"
+    if started is not None and entry.incarnation is not None and entry.incarnation != started:
+        return f"another process answers ({entry.incarnation}) than was started ({started})"
+    if entry.status != EngineStatus.HEALTHY or entry.ft_state is not None:
+        return f"{entry.status}{f', {entry.ft_state}' if entry.ft_state else ''}"
+    return ""
