@@ -18,11 +18,12 @@ def main() -> int:
     parser.add_argument(
         "--owner", type=ProcessIdentity.parse, metavar="PID:START_TIME", help="stop everything when this process ends"
     )
+    parser.add_argument("--lock", type=int, metavar="FD", help="the directory's lock, inherited (default: take it)")
     given = parser.parse_args()
 
     async def supervise(stop: asyncio.Event) -> None:
         run_dir = RunDir(given.run_dir)
-        await Supervisor(run_dir, run_dir.read_order(), given.owner).run(stop)
+        await Supervisor(run_dir, run_dir.read_order(), given.owner, lock=given.lock).run(stop)
 
     return run_process("supervisor", supervise)
 

@@ -120,8 +120,12 @@ class Stack:
         """
         files = RunDir(run_dir)
         order = LaunchOrder(run_id=secrets.token_hex(8), spec=spec, ephemeral=ephemeral)
-        prepare(files, order)
-        stack = cls(files, order, popen=_spawn_supervisor(files, order.run_id, owner))
+        lock = prepare(files, order)
+        try:
+            popen = _spawn_supervisor(files, order.run_id, owner, lock)
+        finally:
+            os.close(lock)
+        stack = cls(files, order, popen=popen)
         try:
             await stack._until_ready(on_event or _ignore)
         except BaseException:
@@ -342,24 +346,32 @@ class Stack:
         return f"the supervisor ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}"
 
 
-def prepare(files: RunDir, order: LaunchOrder) -> None:
-    """A fresh run directory; leftovers of an earlier stack in it are stopped first. Raises RunDirInUse, ConfigError."""
+def prepare(files: RunDir, order: LaunchOrder) -> int:
+    """A fresh run directory, and the lock on it for its supervisor; what an earlier stack left there is stopped first.
+
+    Raises RunDirInUse, ConfigError.
+    """
     files.create()
-    os.close(files.lock())  # raises when a supervisor lives here
-    earlier = files.read_record()
-    if earlier is not None:
-        sweep(earlier.run_id)
-    elif any(path.name not in _PARTS for path in files.path.iterdir()):
-        raise ConfigError(f"run directory {files} holds files of something else; choose an empty one with --run-dir")
-    files.clear()
-    files.write_order(order)
+    lock = files.lock()
+    try:
+        earlier = files.read_record()
+        if earlier is not None:
+            sweep(earlier.run_id)
+        elif any(path.name not in _PARTS for path in files.path.iterdir()):
+            raise ConfigError(f"run directory {files} holds files of something else; choose an empty one with --run-dir")
+        files.clear()
+        files.write_order(order)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 _PARTS: Final = frozenset({"lock", "logs", "state", "config", "spec.json", "events.jsonl", "control.sock"})
 
 
-def _spawn_supervisor(files: RunDir, run_id: str, owner: ProcessIdentity | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stack", "--run-dir", str(files)]
+def _spawn_supervisor(files: RunDir, run_id: str, owner: ProcessIdentity | None, lock: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "stack", "--run-dir", str(files), "--lock", str(lock)]
     if owner is not None:
         command += ["--owner", str(owner)]
     with files.log_file("supervisor").open("ab") as log:
@@ -369,6 +381,7 @@ def _spawn_supervisor(files: RunDir, run_id: str, owner: ProcessIdentity | None)
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            pass_fds=(lock,),
             start_new_session=True,
         )
 

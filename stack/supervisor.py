@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -44,6 +44,9 @@ _COULD_NOT_START: Final = 2
 _CLASH_WORDS: Final = ("address already in use", "another process listens there")
 
 
+Planner = Callable[[LaunchOrder, RunDir, PortLease], StackPlan]
+
+
 class Supervisor:
     """One installation, from `run` to its end.
 
@@ -51,9 +54,21 @@ class Supervisor:
         run_dir: where everything is written; exists already.
         order: what to start.
         owner: whose death ends it; None: nobody's.
+        lock: the descriptor of the directory's lock, where somebody took it for this process.
+        planner: decides ports and command lines.
     """
 
-    def __init__(self, run_dir: RunDir, order: LaunchOrder, owner: ProcessIdentity | None) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        order: LaunchOrder,
+        owner: ProcessIdentity | None,
+        *,
+        lock: int | None = None,
+        planner: Planner = plan_stack,
+    ) -> None:
+        self._lock = lock
+        self._planner = planner
         self._run_dir = run_dir
         self._order = order
         self._spec = order.spec
@@ -72,7 +87,8 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, watch, go down. Raises RunDirInUse, and StartFailed once everything is down again."""
-        lock = self._run_dir.lock()
+        lock = self._lock if self._lock is not None else self._run_dir.lock()
+        os.set_inheritable(lock, False)
         try:
             become_subreaper()
             asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
@@ -113,7 +129,7 @@ class Supervisor:
                 return
 
     async def _start_once(self, ports: PortLease) -> None:
-        self._plan = plan_stack(self._order, self._run_dir, ports)
+        self._plan = self._planner(self._order, self._run_dir, ports)
         self._start_failure = asyncio.get_running_loop().create_future()
         self._children = {plan.name: self._child(plan) for plan in self._plan.processes}
         self._say(EventKind.PLANNED, detail=self._plan.addresses.controller_url)
@@ -266,11 +282,13 @@ class Supervisor:
             await self._watcher_task
 
     async def _stop_all(self) -> None:
-        """What we started first, the Temporal server last, and between them whatever else carries the run id."""
+        """What we started first; then the Temporal server, and whatever else carries the run id."""
         servers = [child for child in self._children.values() if child.plan.kind is ProcessKind.TEMPORAL]
         await asyncio.gather(*(child.stop(_STOP_GRACE_SEC) for child in self._children.values() if child not in servers))
-        await asyncio.to_thread(sweep, self._order.run_id, spare=self._own_pids(), grace_sec=1.0)
-        await asyncio.gather(*(child.stop(_STOP_GRACE_SEC) for child in servers))
+        await asyncio.gather(
+            asyncio.to_thread(sweep, self._order.run_id, spare=self._own_pids(), grace_sec=1.0),
+            *(child.stop(_STOP_GRACE_SEC) for child in servers),
+        )
         await asyncio.gather(*self._keepers)
         self._keepers = []
 

@@ -5,7 +5,6 @@ import socket
 import sys
 from pathlib import Path
 
-import stack.supervisor
 from service.process import run_process
 from stack.plan import StackPlan, plan_stack
 from stack.ports import PortLease
@@ -26,9 +25,9 @@ def plan_into_a_stranger(order: LaunchOrder, run_dir: RunDir, ports: PortLease) 
 
 
 async def main(stop: asyncio.Event) -> None:
-    stack.supervisor.plan_stack = plan_into_a_stranger
     run_dir = RunDir(Path(sys.argv[1]))
-    await Supervisor(run_dir, run_dir.read_order(), ProcessIdentity.parse(sys.argv[2])).run(stop)
+    owner = ProcessIdentity.parse(sys.argv[2])
+    await Supervisor(run_dir, run_dir.read_order(), owner, planner=plan_into_a_stranger).run(stop)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,14 @@ def test_a_directory_has_one_supervisor(tmp_path: Path) -> None:
     assert not run_dir.is_locked()
 
 
+def test_whoever_prepares_a_directory_holds_it(tmp_path: Path) -> None:
+    held = prepare(RunDir(tmp_path), ORDER)
+    with pytest.raises(RunDirInUse):
+        prepare(RunDir(tmp_path), ORDER)
+    os.close(held)
+    os.close(prepare(RunDir(tmp_path), ORDER))
+
+
 def test_files_of_something_else_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="files of something else"):
@@ -89,7 +97,7 @@ def test_a_new_start_in_a_crashed_directory_stops_what_was_left_there(tmp_path: 
     run_dir.write_record(record(run_dir, os.getpid(), 1))
     (run_dir.state / "journal.sqlite").write_text("old")
     left = subprocess.Popen(["sleep", "100"], env={**os.environ, RUN_ID_VARIABLE: ORDER.run_id})
-    prepare(run_dir, ORDER)
+    os.close(prepare(run_dir, ORDER))
     assert left.wait(5) != 0
     assert list(run_dir.state.iterdir()) == []
     assert run_dir.read_order() == ORDER

@@ -65,11 +65,10 @@ async def test_all_its_processes_carry_the_run_id_and_a_name(stack: Stack) -> No
     names = {carrier.process for carrier in carriers(stack.run_id)}
     engines = {f"engine-{rank}" for rank in stack.spec.ranks}
     assert names == {process.name for process in stack.record.processes} | engines | {"supervisor", "watcher"}
-    pids = {stack.engine_api_pid(rank) for rank in stack.spec.ranks} | {
-        stack.engine_worker_pid(rank) for rank in stack.spec.ranks
-    }
+    ranks = stack.spec.ranks
+    pids = {stack.engine_api_pid(rank) for rank in ranks} | {stack.engine_worker_pid(rank) for rank in ranks}
     assert len(pids) == 8
-    assert all(stack.engine_logs(rank) for rank in stack.spec.ranks)
+    assert all(stack.engine_logs(rank) for rank in ranks)
 
 
 async def test_a_killed_worker_comes_back_when_it_was_told_to(stack: Stack) -> None:
@@ -188,7 +187,7 @@ async def test_killing_the_owner_or_the_supervisor_leaves_nothing_within_ten_sec
 
 async def test_a_port_that_a_stranger_took_is_planned_around(tmp_path: Path) -> None:
     files, order = RunDir(tmp_path), LaunchOrder(run_id=os.urandom(8).hex(), spec=SMALL)
-    prepare(files, order)
+    os.close(prepare(files, order))
     supervisor = subprocess.Popen(  # noqa: ASYNC220 - `down` waits for it
         [sys.executable, str(HERE / "supervise_after_a_clash.py"), str(tmp_path), str(own_identity())],
         env=base_environment(order.run_id, "supervisor"),
