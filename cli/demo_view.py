@@ -87,7 +87,6 @@ class LiveView:
     """One picture: phase, ranks, requests a second, and the last things that were said."""
 
     def __init__(self, console: Console, ranks: tuple[int, ...]) -> None:
-        self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=8, transient=False)
         self._began_at = time.monotonic()
         self._status = dict.fromkeys(ranks, "starting")
         self._served: frozenset[int] = frozenset()
@@ -96,6 +95,7 @@ class LiveView:
         self._requests: deque[tuple[int, int]] = deque(maxlen=_HISTORY_SEC)
         self._totals = [0, 0]
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
+        self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> Self:
         self._live.start()

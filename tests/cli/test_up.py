@@ -1,0 +1,107 @@
+"""`up`, `status` and `down` as a person and as a script use them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stack.processes import carriers
+from stack.run_dir import RunDir
+
+AUTOTOMY = Path(sys.executable).parent / "autotomy"
+SMALL = ("--dp-size", "2", "--node-managers", "1")
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTOMY_", "TEMPORAL_"))}
+
+
+def autotomy(*arguments: str, within_sec: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [AUTOTOMY, *arguments], capture_output=True, text=True, timeout=within_sec, env=environment(), check=False
+    )
+
+
+def until(holds: Callable[[], bool], within_sec: float = 60.0) -> None:
+    deadline = time.monotonic() + within_sec
+    while not holds():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.05)
+
+
+def run_id_of(run_dir: Path) -> str:
+    return RunDir(run_dir).read_order().run_id
+
+
+def test_up_runs_in_the_background_until_down(tmp_path: Path) -> None:
+    started = autotomy("up", *SMALL, "--run-dir", str(tmp_path))
+    try:
+        assert started.returncode == 0, started.stderr
+        assert "http://127.0.0.1:" in started.stdout
+        assert f"autotomy down --run-dir {tmp_path}" in started.stdout
+        again = autotomy("up", *SMALL, "--run-dir", str(tmp_path))
+        assert again.returncode == 2
+        assert "already runs" in again.stderr
+        shown = autotomy("status", "--run-dir", str(tmp_path))
+        assert shown.returncode == 0
+        assert "NORMAL" in shown.stdout
+        document = json.loads(autotomy("status", "--json", "--run-dir", str(tmp_path)).stdout)
+        (instance,) = document["instances"]
+        assert (instance["instance_id"], instance["alive_dp_ranks"], instance["can_serve"]) == (7, [0, 1], True)
+        assert {"temporal", "api", "worker-0", "coordinator-0", "node-manager-0"} == {p["name"] for p in document["processes"]}
+    finally:
+        stopped = autotomy("down", "--json", "--run-dir", str(tmp_path))
+    report = json.loads(stopped.stdout)
+    assert (report["orphans"], report["clean"]) == ([], True)
+    assert carriers(run_id_of(tmp_path)) == []
+    assert autotomy("status", "--run-dir", str(tmp_path)).returncode == 2
+
+
+def test_up_in_the_foreground_stops_everything_on_ctrl_c(tmp_path: Path) -> None:
+    command = [str(AUTOTOMY), "up", *SMALL, "--foreground", "--json", "--run-dir", str(tmp_path)]
+    staying = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        until(lambda: any('"ready"' in line for line in _lines(RunDir(tmp_path).events_file)))
+        staying.send_signal(signal.SIGINT)
+        out, err = staying.communicate(timeout=30)
+    finally:
+        staying.kill()
+    assert staying.returncode == 0
+    assert json.loads(out)["state"] == "ready"
+    assert err.strip().splitlines()[-1] == "stopped; nothing is left running"
+    assert carriers(run_id_of(tmp_path)) == []
+
+
+def test_ctrl_c_during_the_start_says_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [str(AUTOTOMY), "up", *SMALL, "--run-dir", str(tmp_path)]
+    starting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        until(lambda: RunDir(tmp_path).record_file.exists())
+        starting.send_signal(signal.SIGINT)
+        out, err = starting.communicate(timeout=30)
+    finally:
+        starting.kill()
+    assert starting.returncode == 130
+    assert err.strip().splitlines()[-1] == "interrupted; everything was stopped"
+    assert "Traceback" not in out + err
+    assert carriers(run_id_of(tmp_path)) == []
+
+
+def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
+    assert autotomy("up", *SMALL, "--run-dir", str(tmp_path)).returncode == 0
+    run_id = run_id_of(tmp_path)
+    for carrier in carriers(run_id):
+        if carrier.process in ("supervisor", "watcher"):  # both at once: nobody is left to clean up
+            os.kill(carrier.pid, signal.SIGKILL)
+    stopped = autotomy("down", "--run-dir", str(tmp_path))
+    assert stopped.returncode == 0
+    assert "had been left behind and were stopped" in stopped.stdout
+    assert carriers(run_id) == []
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
