@@ -1,0 +1,186 @@
+"""Every check turns red on what it is there for; a clean run passes them all."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from domain.engine import EngineStatus
+from domain.observations import RouteSeen, StatusSeen
+from drills.drill import Expectation, Outcome
+from drills.engine_log import EngineLife, EngineLine
+from drills.evidence import Evidence
+from drills.judge import checks_of, judge
+from stack.record import EventKind, StackEvent
+from tests.drills.recorded import (
+    MANAGERS,
+    RANKS,
+    SURVIVORS,
+    apply_line,
+    completion,
+    coordinator_view,
+    drill,
+    evidence,
+    journal,
+    request,
+    requests,
+    survivor,
+    victim,
+    view_lines,
+)
+
+
+def red(found: Evidence, expected: Expectation | None = None, *, traffic: bool = True) -> set[str]:
+    return {check.name for check in judge(drill(expected, traffic=traffic), found) if not check.ok}
+
+
+def with_line(life: EngineLife, line: EngineLine) -> EngineLife:
+    return life.model_copy(update={"lines": (*life.lines, line)})
+
+
+def lives(**changed: list[EngineLife]) -> dict[int, list[EngineLife]]:
+    """The recorded lives; `rank2=[...]` replaces one rank's."""
+    own = {rank: [victim() if rank == 1 else survivor(rank)] for rank in RANKS}
+    return own | {int(name.removeprefix("rank")): value for name, value in changed.items()}
+
+
+def told(rank: int, **changes: Any) -> EngineLife:
+    """A survivor whose command was another one."""
+    life = survivor(rank)
+    lines = tuple(apply_line(rank, **changes) if line.event == "apply" else line for line in life.lines)
+    return life.model_copy(update={"lines": lines})
+
+
+def test_clean_run_passes_every_check_and_each_has_observations() -> None:
+    checks = judge(drill(), evidence())
+    assert [check.name for check in checks if not check.ok] == []
+    assert all(check.observations > 0 for check in checks)
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    check: str
+    changes: dict[str, Any]
+
+
+PARAMS = {"removed_dp_ranks": [1], "dp_master_ip": "127.0.0.3", "dp_store_port": 29502}
+PLANTED = [
+    Planted(
+        "an engine called twice", "one apply per engine", {"lives": lives(rank2=[with_line(survivor(2), apply_line(2, 103.5))])}
+    ),
+    Planted("a refused command", "one apply per engine", {"lives": lives(rank2=[told(2, http=400)])}),
+    Planted("another set", "removed set", {"lives": lives(rank2=[told(2, params={"removed_dp_ranks": [1, 3]})])}),
+    Planted("another master", "master is the lowest survivor", {"lives": lives(rank2=[told(2, params=PARAMS)])}),
+    Planted(
+        "applied while published",
+        "withdrawn before apply",
+        {"view_lines": {"coordinator-0": view_lines()[:2] + view_lines()[3:]}},
+    ),
+    Planted("never published again", "published after recovery", {"view_lines": {"coordinator-0": view_lines()[:3]}}),
+    Planted(
+        "one journal knows nothing", "committed ranks", {"journals": {MANAGERS[0]: journal("a"), MANAGERS[1]: journal("b", ())}}
+    ),
+    Planted("the dead rank served", "published ranks", {"views": {"coordinator-0": coordinator_view(RANKS)}}),
+    Planted("an engine mute", "completion on each survivor", {"completions": [completion(0), completion(2)]}),
+    Planted(
+        "an engine in another's place",
+        "completion on each survivor",
+        {"completions": [*map(completion, (0, 2)), completion(3, 2)]},
+    ),
+    Planted("a survivor restarted", "engines kept", {"lives": lives(rank2=[survivor(2), survivor(2)])}),
+    Planted(
+        "a Pod stopped",
+        "Pod not stopped",
+        {"stack_events": [StackEvent(mono=104, time="", event=EventKind.EXITED, name=MANAGERS[0])]},
+    ),
+    Planted("no repeated SET", "SET brings nothing back", {"unchanged_refreshes": {"coordinator-0": 0.0}}),
+    Planted("a late failure", "requests after recovery", {"requests": [*requests(), request(99, 106.0, 0, ok=False)]}),
+    Planted("a survivor without clients", "clients reach each survivor", {"requests": requests()[:-1]}),
+    Planted("no history", "histories", {"workflows": []}),
+    Planted("an orphan", "nothing left behind", {"orphans": ("engine-2 (pid 4711: python -m simulator)",)}),
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_planted_fault_turns_its_check_red(planted: Planted) -> None:
+    assert planted.check in red(evidence(**planted.changes))
+
+
+def test_every_check_of_an_in_place_drill_has_a_planted_fault() -> None:
+    names = {check.name for check in judge(drill(), evidence()) if not check.name.startswith("I")}
+    assert names == {planted.check for planted in PLANTED}
+    assert len(checks_of(drill())) + 1 == len(names)
+
+
+def test_invariants_are_judged_over_the_same_evidence() -> None:
+    routed = [*evidence().polled, RouteSeen(at=107.0, rank=1)]
+    assert {name.split()[0] for name in red(evidence(polled=routed))} == {"I15"}
+
+
+REBUILT = Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=3.0)
+
+
+def second_life(rank: int, *, ready: bool = True) -> EngineLife:
+    lines = [EngineLine(rank=rank, mono=106.0, event="start", port=10000 + rank)]
+    if ready:
+        lines.append(EngineLine(rank=rank, mono=108.0, event="ready", port=10000 + rank))
+    return EngineLife(rank=rank, file=f"engine-{rank}-2.jsonl", lines=tuple(lines))
+
+
+def first_life(rank: int) -> EngineLife:
+    lines = [EngineLine(rank=rank, mono=10.0, event="start", port=10000 + rank), EngineLine(rank=rank, mono=12.0, event="ready")]
+    lines += [EngineLine(rank=rank, mono=105.0, event="exit", reason="SIGTERM", code=0)]
+    return EngineLife(rank=rank, file=f"engine-{rank}-1.jsonl", lines=tuple(lines))
+
+
+def rebuilt(**changes: Any) -> Evidence:
+    """Nobody noticed; the instance was rebuilt after the collection time."""
+    lines = view_lines()
+    withdrawn = [line.model_copy(update={"mono": 104.5}) for line in lines if line.event == "del"]
+    again = [line.model_copy(update={"mono": 109.0, "ranks": RANKS}) for line in lines if line.event == "add"]
+    whole: dict[str, Any] = {
+        "lives": {rank: [victim() if rank == 1 else first_life(rank), second_life(rank)] for rank in RANKS},
+        "view_lines": {"coordinator-0": [*lines[:2], *withdrawn, *again]},
+        "journals": {manager: journal(manager, ()).model_copy(update={"transactions": ()}) for manager in MANAGERS},
+        "views": {"coordinator-0": coordinator_view(RANKS)},
+        "polled": [event for event in evidence().polled if event.at < 95 or event.at > 109],
+        "requests": [],
+        "completions": [completion(rank) for rank in RANKS],
+        "reports": [],
+    }
+    return evidence(**(whole | changes))
+
+
+def test_clean_rebuild_passes() -> None:
+    assert red(rebuilt(), REBUILT, traffic=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "changes"),
+    [
+        ("a command", "no apply", {"lives": {**rebuilt().lives, 2: [with_line(first_life(2), apply_line(2)), second_life(2)]}}),
+        ("a round", "no round", {"journals": {MANAGERS[0]: journal(MANAGERS[0], ())}}),
+        ("withdrawn at once", "not withdrawn early", {"view_lines": {"coordinator-0": view_lines()}}),
+        ("an old engine", "engines renewed", {"lives": {**rebuilt().lives, 2: [first_life(2)]}}),
+        (
+            "an engine not ready",
+            "engines renewed",
+            {"lives": {**rebuilt().lives, 2: [first_life(2), second_life(2, ready=False)]}},
+        ),
+    ],
+)
+def test_planted_fault_in_a_rebuild_turns_its_check_red(name: str, check: str, changes: dict[str, Any]) -> None:
+    assert check in red(rebuilt(**changes), REBUILT, traffic=False), name
+
+
+def test_rebuild_over_a_complete_set_breaks_i17() -> None:
+    noticed = [StatusSeen(at=102.0, rank=rank, status=EngineStatus.UNHEALTHY) for rank in SURVIVORS]
+    found = rebuilt(polled=[*rebuilt().polled, *noticed])
+    assert any(name.startswith("I17") for name in red(found, REBUILT, traffic=False))
+
+
+def test_check_without_observations_is_not_ok() -> None:
+    silent = evidence(lives=lives(rank0=[victim(0)], rank2=[victim(2)], rank3=[victim(3)]))
+    check = next(check for check in judge(drill(), silent) if check.name == "removed set")
+    assert (check.ok, check.observations, check.detail) == (False, 0, "nothing was observed")

@@ -1,0 +1,98 @@
+"""What other processes write is read as they write it; a torn last line costs nothing."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from domain.engine import EngineStatus, Instruction
+from domain.observations import ApplySeen, EngineIdSeen, RebuildSeen, RecoveredSeen, StatusSeen, ViewSeen
+from drills import engine_log, view_log
+from drills.sighting_log import read_sightings
+from drills.timeline import Timeline
+
+
+def write(path: Path, lines: list[dict[str, object]], tail: str = "") -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail, encoding="utf-8")
+
+
+def engine_lines(rank: int, begin: float) -> list[dict[str, object]]:
+    params = {"removed_dp_ranks": [1], "dp_master_ip": "127.0.0.2", "dp_store_port": 29500}
+    return [
+        {"mono": begin, "event": "start", "rank": rank, "port": 10000 + rank, "host": "127.0.0.2", "worker_pid": 5},
+        {"mono": begin + 1, "event": "ready", "rank": rank, "port": 10000 + rank},
+        {"mono": begin + 2, "event": "fault_noticed", "rank": rank, "missing": [1], "step": 7},
+        {"mono": begin + 2, "event": "status", "rank": rank, "status": "unhealthy", "ft_state": None, "ft_error": None},
+        {
+            "mono": begin + 3,
+            "event": "apply",
+            "rank": rank,
+            "instruction": "scale_down",
+            "params": params,
+            "request_id": "r",
+            "http": 202,
+        },
+        {"mono": begin + 4, "event": "recovery_end", "rank": rank, "ok": True, "request_id": "r", "removed": [1], "error": None},
+        {"mono": begin + 5, "event": "exit", "rank": rank, "reason": "SIGTERM", "code": 0},
+    ]
+
+
+def test_engine_logs_give_commands_recoveries_identity_and_the_rebuild(tmp_path: Path) -> None:
+    write(tmp_path / "engine-0-11.jsonl", engine_lines(0, 10.0), tail='{"mono": 99, "eve')
+    write(tmp_path / "engine-0-12.jsonl", [{**line, "mono": 20.0 + n} for n, line in enumerate(engine_lines(0, 20.0)[:2])])
+    lives = engine_log.read_lives(tmp_path)
+    assert [(life.started_at, life.ready_at, life.ended_at) for life in lives[0]] == [(10.0, 11.0, 15.0), (20.0, 21.0, None)]
+    seen = engine_log.observations(lives, {10000: 0})
+    apply = ApplySeen(at=13.0, engine=0, request_id="r", instruction=Instruction.SCALE_DOWN, removed=frozenset({1}))
+    assert apply in seen
+    assert RecoveredSeen(at=14.0, engine=0, request_id="r") in seen
+    assert EngineIdSeen(at=10.0, rank=0, answered=0) in seen
+    assert StatusSeen(at=15.0, rank=0, status=EngineStatus.DEAD) in seen
+    assert RebuildSeen(at=15.0, completed_at=21.0, readmitted=frozenset({0})) in seen
+
+
+def test_view_log_gives_what_was_served_of_this_instance(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"mono": 1.0, "event": "start", "incarnation": "a", "instance": None, "ranks": [], "outcome": "started"},
+        {"mono": 2.0, "event": "set", "instance": 7, "revision": 1, "ranks": [0, 1], "outcome": "applied"},
+        {"mono": 3.0, "event": "set", "instance": 8, "revision": 1, "ranks": [0], "outcome": "applied"},
+        {"mono": 4.0, "event": "add", "instance": 7, "revision": 1, "ranks": [0, 1], "outcome": "stale"},
+        {"mono": 5.0, "event": "del", "instance": 7, "revision": None, "ranks": None, "outcome": "conflict:DUPLICATE_ID"},
+        {"mono": 6.0, "event": "del", "instance": 7, "revision": 2, "ranks": [], "outcome": "applied"},
+    ]
+    write(tmp_path / "views.jsonl", lines)
+    read = view_log.read_view_log(tmp_path / "views.jsonl")
+    seen = [event for event in view_log.observations("c", read, 7) if isinstance(event, ViewSeen)]
+    assert [(view.at, sorted(view.endpoints), view.revision) for view in seen] == [
+        (1.0, [], None),
+        (2.0, [0, 1], 1),
+        (6.0, [], 2),
+    ]
+    assert view_log.read_view_log(tmp_path / "missing.jsonl") == []
+
+
+def test_node_manager_log_gives_the_moment_of_each_sighting(tmp_path: Path) -> None:
+    log = tmp_path / "node-manager-0.log"
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+    log.write_text(
+        f"{stamp} INFO    node-manager 127.0.0.2 engine status rank=1 status=dead ft_state=None source=process_exit sequence=4 "
+        'why="worker 12 was killed by SIGKILL" mask=None\n'
+        f"{stamp} INFO    node-manager 127.0.0.2 reported ranks=[1] answer=ok\n",
+        encoding="utf-8",
+    )
+    (sighting,) = read_sightings("node-manager-0", log)
+    assert (sighting.rank, sighting.status, sighting.source, sighting.is_evidence) == (1, "dead", "process_exit", True)
+    assert sighting.at == pytest.approx(time.monotonic(), abs=1.0)
+
+
+def test_timeline_is_in_order_and_counts_from_the_injection(tmp_path: Path) -> None:
+    timeline = Timeline()
+    timeline.add(103.0, "engine/1", "status", "dead")
+    timeline.add(101.0, "drill", "inject", "SIGKILL")
+    timeline.write(tmp_path / "timeline.jsonl", zero=101.0)
+    assert [json.loads(line) for line in (tmp_path / "timeline.jsonl").read_text().splitlines()] == [
+        {"t": 0.0, "who": "drill", "what": "inject", "value": "SIGKILL"},
+        {"t": 2.0, "who": "engine/1", "what": "status", "value": "dead"},
+    ]
