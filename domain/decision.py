@@ -43,7 +43,8 @@ class Action(StrEnum):
 class DecisionReason(StrEnum):
     """Why. One reason belongs to one rule or to the budget."""
 
-    FORCED = "FORCED"  # a person ordered a rebuild
+    FORCED = "FORCED"  # a person ordered a rebuild, whatever the budget says
+    ORDERED = "ORDERED"  # a person ordered one within the budget
     ROUND_FAILED = "ROUND_FAILED"  # a scale-down round ended in failure
     REBUILD_FAILED = "REBUILD_FAILED"  # so did a rebuild
     STRATEGY_LOST = "STRATEGY_LOST"  # a strategy ended without a word: what it did is not known

@@ -38,8 +38,8 @@ def arrival(received_at: float | None, now: float) -> float:
 class Report(Strict):
     """One rank's news in one form, however it came.
 
-    `node_manager` ("ip:port"), its `life` (incarnation) and the `sequence` are None where the sender does not know them;
-    `engine` is the engine's incarnation.
+    `node_manager` ("ip:port", or the Pod's ip alone), its `life` (incarnation) and the `sequence` are None where the
+    sender does not know them; `engine` is the engine's incarnation.
     """
 
     rank: Rank
@@ -206,6 +206,11 @@ class Evidence(Strict):
         group = {rank: self.of(rank).in_new_group(engines.get(rank, self.of(rank).engine), now) for rank in ranks}
         return self.model_copy(update={"ranks": group, "forming": False})
 
+    def with_engines(self, engines: Mapping[int, str]) -> "Evidence":
+        """These engines were started for the group that is being formed."""
+        told = {rank: self.of(rank).with_engine(engine) for rank, engine in engines.items()}
+        return self.model_copy(update={"ranks": {**self.ranks, **told}})
+
     def assembled(self) -> "Evidence":
         """Every rank has been reported ready by the engine that it has now."""
         return self.model_copy(update={"forming": False})
@@ -300,7 +305,7 @@ def from_motor(report: SoftwareFaultReport, received_at: float) -> Report:
         status=status,
         source=EntrySource.ENGINE,
         received_at=received_at,
-        node_manager=f"{report.pod_ip}:{report.node_manager_port}" if report.node_manager_port else None,
+        node_manager=f"{report.pod_ip}:{report.node_manager_port}" if report.node_manager_port else report.pod_ip,
         entry=RankEntry(
             id=report.engine_id,
             status=status,

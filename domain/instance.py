@@ -100,7 +100,8 @@ class InstanceState(Strict):
     """Everything a FaultManager knows. All times are epoch seconds by `workflow.now()`.
 
     `deferred_ends`: ends of strategies that came while it was still learning. `pace_told`: the poll interval that the
-    NodeManagers were last told. `shown_search_attributes`: what the Web UI's list was last told, so that nothing is told twice.
+    NodeManagers were last told. `search_attributes`: those that the server knows, None while nobody has asked.
+    `terminate_at`: when the deletion of the instance is over, done or not.
     """
 
     instance_id: InstanceId
@@ -133,7 +134,8 @@ class InstanceState(Strict):
     stage_times: dict[str, float] = Field(default_factory=dict)
     last_error: str | None = None
     rejected_signals: tuple[RejectedSignal, ...] = ()
-    shown_search_attributes: dict[str, object] = Field(default_factory=dict)
+    search_attributes: tuple[str, ...] | None = None
+    terminate_at: float | None = None
 
     @property
     def active(self) -> tuple[int, ...]:

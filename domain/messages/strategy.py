@@ -44,6 +44,28 @@ RECORD_VIEW_UPDATE = "record_view"
 ANNOUNCE_UPDATE = "announce_coordinator"
 """To EventPusher, one `CoordinatorRecord` → `Coordinators`; as a signal of the same name too."""
 
+REPORT_SIGNAL = "report_software_fault"
+"""To FaultManager: `{"report": PodReport | SoftwareFaultReport, "received_at": epoch seconds}`, either of them bare, or by
+hand `{"engine_id": 1, "engine_status": 1}`."""
+
+CLEAR_SIGNAL = "clear_software_fault"
+"""To FaultManager, by hand: `{"engine_id": 1}`, the rank is healthy after all. A process exit cannot be cleared."""
+
+TERMINATE_SIGNAL = "terminate"
+"""To FaultManager, optionally `{"reason": "…"}`: the instance was deleted. Withdraw, stop the engines, end."""
+
+STATUS_QUERY = "status"
+"""To FaultManager → `RuntimeRecord`."""
+
+REPUBLISH_UPDATE = "republish"
+"""To FaultManager, no input → `CommandReply`: the same view again under a new revision."""
+
+RECONFIGURE_UPDATE = "reconfigure"
+"""To FaultManager, one `ReconfigureCall` → `CommandReply`."""
+
+INSTANCES_QUERY = "instances"
+"""To InstanceRegistry → `RegistryView`."""
+
 DECLARE_UPDATE = "declare"
 """To InstanceRegistry, one `DeclareCall` → `RegistryReply`. Its `instances` query gives the `RegistryView`."""
 
@@ -64,6 +86,7 @@ class FaultManagerActivity(StrEnum):
     READ_JOURNALS = "read_journals"  # JournalsCall → JournalsResult
     START_NODE_MANAGERS = "start_node_managers"  # StartNodeManagersCall → StartNodeManagersResult
     STOP_NODE_MANAGERS = "stop_node_managers"  # StopNodeManagersCall → StopNodeManagersResult
+    AWAIT_ENGINES_READY = "await_engines_ready"  # EnginesReadyCall → EnginesReadyResult
     PACE = "pace"  # PaceCall → None
     FRESH_LOOK = "fresh_look"  # FreshLookCall → FreshLookResult
     PUSH_VIEW = "push_view"  # ViewCall → ViewResult
@@ -377,3 +400,29 @@ class RegistryReply(Strict):
     outcome: RegistryOutcome
     message: str
     version: int
+
+
+class ReconfigureCall(Strict):
+    """Update `reconfigure` of FaultManager: a person orders a rebuild; `force` passes the budget and starts it anew."""
+
+    force: bool = False
+    why: str = ""
+
+
+class CommandOutcome(StrEnum):
+    ACCEPTED = "ACCEPTED"
+    STRATEGY_RUNS = "STRATEGY_RUNS"  # not while a strategy runs
+    NOT_SERVING = "NOT_SERVING"  # there is no published view that could be pushed again
+    BUDGET_SPENT = "BUDGET_SPENT"  # only with `force`
+    NOT_READY = "NOT_READY"  # the FaultManager is still learning what the instance has been through, or ends
+
+
+class CommandReply(Strict):
+    """What a FaultManager says to a person's command."""
+
+    outcome: CommandOutcome
+    message: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.outcome is CommandOutcome.ACCEPTED

@@ -1,0 +1,281 @@
+"""FaultManager: one per instance, as long as the instance lives (design §3). Evidence in, decisions, one strategy at a time.
+
+All it knows is one frozen state (`domain.instance`). Signals and updates change that state and never await; one loop
+judges it (`domain.decision.decide`) and acts. Whatever has to be asked or told is an errand beside the loop, so nothing
+that hangs outside can keep a decision waiting.
+
+A strategy is an abandoned child. Its handle is never awaited: it tells its progress, commit and end by itself, so this
+workflow may continue as new, be terminated and be started again while a round runs. Its workflow id holds the instance's
+generation, and Temporal lets an id run once: that is the fence against two strategies at a time.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from temporalio import workflow
+from temporalio.common import RawValue, WorkflowIDReusePolicy
+from temporalio.exceptions import ActivityError, FailureError, WorkflowAlreadyStartedError
+
+from workflows.fault_manager_errands import FaultManagerErrands
+from workflows.fault_manager_memory import Memory, now
+from workflows.fault_manager_page import show
+from workflows.fault_manager_signals import take_signal
+
+with workflow.unsafe.imports_passed_through():
+    from domain.decision import Action, Decision, DecisionReason, decide
+    from domain.instance import InstanceState, Life
+    from domain.learning import assembled
+    from domain.messages.round import CommitRecord, RoundOrder
+    from domain.messages.strategy import (
+        FAULT_MANAGER_WORKFLOW,
+        STOP_SIGNAL,
+        CommandOutcome,
+        CommandReply,
+        FaultManagerStart,
+        ReconfigurationOrder,
+        ReconfigureCall,
+        StrategyKind,
+        StrategyState,
+    )
+    from domain.runtime import SERVING_PHASES, FtPhase, RuntimeRecord
+    from domain.strategy_life import QUIET_LIMIT_SEC, execution_bound_sec, start_rebuild, start_round, took_commit
+
+CONTINUE_AS_NEW_AT_EVENTS: Final = 8_000
+"""Length of history at which the workflow continues as new, also where the server does not suggest it yet."""
+
+TASK_TIMEOUT: Final = timedelta(seconds=2)
+"""A killed worker's workflow task is given to another one after this; Temporal's default costs 10 s."""
+
+_STRATEGY_WORKFLOWS: Final = {
+    StrategyKind.SCALE_DOWN: "ScaleDownRound",
+    StrategyKind.INSTANCE_RECONFIGURATION: "InstanceReconfiguration",
+}
+
+
+@workflow.defn(name=FAULT_MANAGER_WORKFLOW)
+class FaultManager:
+    """See the module's docstring."""
+
+    @workflow.init
+    def __init__(self, start: FaultManagerStart) -> None:
+        self._memory = Memory(start)
+        self._errands = FaultManagerErrands(self._memory)
+        self._ended = False
+
+    @workflow.run
+    async def run(self, start: FaultManagerStart) -> RuntimeRecord:
+        while True:
+            self._memory.changed = False
+            await self._turn()
+            if not self._continue_wanted():
+                self._errands.pursue()
+            show(self._memory)
+            if self._ended:
+                return self.status()
+            if self._continue_wanted() and self._errands.idle and workflow.all_handlers_finished():
+                workflow.continue_as_new(start.model_copy(update={"state": self._state.model_dump_json(exclude_defaults=True)}))
+            await self._until_changed()
+
+    # What comes in: nothing here awaits.
+
+    @workflow.signal(dynamic=True)
+    def on_signal(self, name: str, values: Sequence[RawValue]) -> None:
+        """Every signal, whatever its name and inputs; what cannot be used is recorded as refused."""
+        payloads = [value.payload for value in values]
+        self._memory.become(take_signal(self._state, name, payloads, workflow.payload_converter(), now()))
+
+    @workflow.update
+    def record_commit(self, record: CommitRecord) -> bool:
+        """A round is at its commit point. True: recorded (also if it was before). False: not a round of this group."""
+        state, recorded = took_commit(self._state, record, now())
+        self._memory.become(state)
+        return recorded
+
+    @workflow.update
+    def republish(self) -> CommandReply:
+        """Push the published view again under a new revision."""
+        state = self._state
+        if state.strategy is not None:
+            return _refuse(CommandOutcome.STRATEGY_RUNS, f"{state.strategy.workflow_id} owns the view until it ends")
+        if state.phase not in SERVING_PHASES or not state.view.ranks:
+            return _refuse(CommandOutcome.NOT_SERVING, f"phase {state.phase}: there is no published view")
+        self._memory.become(state.republishing())
+        return CommandReply(outcome=CommandOutcome.ACCEPTED, message=f"pushing the view as revision {self._state.view.revision}")
+
+    @workflow.update
+    def reconfigure(self, call: ReconfigureCall) -> CommandReply:
+        """Rebuild the instance. With `force` it passes the budget, and stops a round that has not committed yet."""
+        state = self._state
+        if state.life in (Life.LEARNING, Life.ENDING):
+            return _refuse(CommandOutcome.NOT_READY, f"the FaultManager is {state.life}")
+        rebuilding = state.strategy is not None and state.strategy.kind is StrategyKind.INSTANCE_RECONFIGURATION
+        if state.strategy is not None and (rebuilding or not call.force):
+            return _refuse(CommandOutcome.STRATEGY_RUNS, f"{state.strategy.workflow_id} runs")
+        if state.budget_spent and not call.force:
+            return _refuse(CommandOutcome.BUDGET_SPENT, "the budget is spent; `force` orders one all the same")
+        why = DecisionReason.FORCED if call.force else DecisionReason.ORDERED
+        ordered = state.but(owed=why, owed_detail=call.why)
+        self._memory.become(ordered if state.strategy is not None else ordered.owing(why, call.why, now()))
+        return CommandReply(outcome=CommandOutcome.ACCEPTED, message="the instance is going to be rebuilt")
+
+    @workflow.query
+    def status(self) -> RuntimeRecord:
+        """The FT runtime record (contracts §5)."""
+        return self._state.record(self._state.waiting(self._memory.decision), now())
+
+    # The loop.
+
+    @property
+    def _state(self) -> InstanceState:
+        return self._memory.state
+
+    async def _turn(self) -> None:
+        """Judge the state once, and act."""
+        state = self._state
+        self._memory.decision = None
+        match state.life:
+            case Life.LEARNING:
+                return
+            case Life.ENDING:
+                await self._end()
+                return
+            case Life.ASSEMBLING:
+                if not state.node_managers_started:
+                    return
+                if not state.evidence.not_yet_ready(state.active) and not state.holds_evidence:
+                    self._memory.become(assembled(state, now()))
+                    state = self._state
+        decision = decide(state.evidence, state.situation(), state.topology, state.config, now())
+        self._memory.decision = decision
+        await self._act(decision)
+
+    async def _act(self, decision: Decision) -> None:
+        match decision.action:
+            case Action.SCALE_DOWN if not self._state.reseed:
+                before = self._state.phase
+                state, order = start_round(self._state, decision, f"scale-down-{workflow.uuid4().hex}", now())
+                await self._start(state, order, f"remove ranks {list(order.pending_ranks)}", decision, before)
+            case Action.RECONFIGURE if not self._state.reseed:
+                before = self._state.phase
+                state, rebuild = start_rebuild(self._state.but(life=Life.RUNNING), decision, now())
+                await self._start(state, rebuild, rebuild.why, decision, before)
+            case Action.PREEMPT:
+                await self._stop_strategy()
+            case Action.STAY_WITHDRAWN:
+                state = self._state
+                owed = state.owed or DecisionReason.BUDGET_SPENT
+                resting = state.withdrawn(now()).but(budget_spent=True, owed=owed, last_error=decision.then)
+                if resting != state:
+                    self._memory.become(resting)
+
+    async def _start(
+        self,
+        state: InstanceState,
+        order: RoundOrder | ReconfigurationOrder,
+        summary: str,
+        decision: Decision,
+        phase_before: FtPhase,
+    ) -> None:
+        """Start the strategy that `state` has as its running one."""
+        strategy = state.strategy
+        assert strategy is not None
+        self._memory.become(state)
+        workflow.logger.info("strategy starts", extra={"id": strategy.workflow_id, "reason": decision.reason.value})
+        try:
+            await workflow.start_child_workflow(
+                _STRATEGY_WORKFLOWS[strategy.kind],
+                order,
+                id=strategy.workflow_id,
+                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                execution_timeout=timedelta(seconds=execution_bound_sec(state, strategy.kind)),
+                task_timeout=TASK_TIMEOUT,
+                static_summary=f"instance {state.instance_id}: {summary}"[:200],
+                static_details=f"{decision.reason}: {decision.detail}",
+            )
+        except WorkflowAlreadyStartedError:
+            await self._on_taken_id(decision, phase_before)
+
+    async def _on_taken_id(self, decision: Decision, phase_before: FtPhase) -> None:
+        """Somebody of this generation was started before: attach if it runs; else this FaultManager is behind, and asks."""
+        strategy = self._state.strategy
+        if strategy is None:
+            return  # its end came in meanwhile
+        try:
+            found = (await self._errands.ask_about(strategy.kind, strategy.generation)).state
+        except ActivityError:
+            found = StrategyState.RUNNING  # not known: wait for its word, the look-up asks again
+        if self._state.strategy is None:
+            return
+        if found is StrategyState.RUNNING:
+            attached = self._state.strategy.model_copy(update={"attached": True})
+            self._memory.become(self._state.but(strategy=attached))
+            return
+        state = self._state.but(strategy=None, reseed=True)
+        if strategy.kind is StrategyKind.SCALE_DOWN:
+            self._memory.become(state.entering(phase_before, now()))
+        else:
+            self._memory.become(state.owing(decision.reason, decision.detail, now()))
+
+    async def _stop_strategy(self) -> None:
+        """Ask the running strategy to end; once. Whether it does before its commit point is its own affair."""
+        strategy = self._state.strategy
+        if strategy is None or strategy.stop_requested:
+            return
+        self._memory.become(self._state.but(strategy=strategy.model_copy(update={"stop_requested": True})))
+        try:
+            await workflow.get_external_workflow_handle(strategy.workflow_id).signal(STOP_SIGNAL)
+        except FailureError as error:
+            self._memory.note_failure(f"stop {strategy.workflow_id}", str(error))
+
+    async def _end(self) -> None:
+        """The instance was deleted: no strategy, no view, no engines. Bounded; what is left over is said."""
+        state = self._state
+        over = state.terminate_at is not None and now() >= state.terminate_at
+        if state.strategy is not None and not over:
+            await self._stop_strategy()
+            return
+        if not state.view.confirmed and not over:
+            return
+        self._memory.become(state.but(strategy=None, generation=state.generation + 1))
+        try:
+            await self._errands.stop_engines()
+        except ActivityError as error:
+            self._memory.note_failure("stop", str(error.cause or error))
+        self._ended = True
+
+    def _continue_wanted(self) -> bool:
+        info = workflow.info()
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() > CONTINUE_AS_NEW_AT_EVENTS
+
+    async def _until_changed(self) -> None:
+        """Sleep until something came in, or until the next moment at which time alone changes the decision."""
+        wake_at = self._next_wake()
+        timeout = None if wake_at is None else timedelta(seconds=max(0.001, wake_at - now()))
+        waiting = self._state.waiting(self._memory.decision)
+        try:
+            await workflow.wait_condition(
+                lambda: self._memory.changed,
+                timeout=timeout,
+                timeout_summary=waiting.reason[:200] if waiting is not None else None,
+            )
+        except TimeoutError:
+            pass
+
+    def _next_wake(self) -> float | None:
+        """None in an instance where nothing is open: it adds no history. What is past already has been seen to this turn."""
+        state, decision = self._state, self._memory.decision
+        moments = [
+            decision.until if decision is not None else None,
+            self._errands.next_at(),
+            state.terminate_at,
+            state.strategy.last_word_at + QUIET_LIMIT_SEC if state.strategy is not None else None,
+        ]
+        if state.strategy is None and state.holds_evidence:
+            moments.append(now() + state.config.strategy_center_check_interval_sec)
+        return min((moment for moment in moments if moment is not None and moment > now()), default=None)
+
+
+def _refuse(outcome: CommandOutcome, message: str) -> CommandReply:
+    return CommandReply(outcome=outcome, message=message)

@@ -1,0 +1,345 @@
+"""What a FaultManager asks of the world while it decides: each is one activity, run as an errand beside the loop.
+
+Which errands there is reason for follows from the state alone (`pursue`); what comes back changes the state. None of them
+ever starts or steers a strategy: they learn, tell, push and clean up.
+"""
+
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+from workflows.errands import Errands
+from workflows.fault_manager_memory import Memory, now
+
+with workflow.unsafe.imports_passed_through():
+    from pydantic import BaseModel
+
+    from domain.decision import Action
+    from domain.evidence import from_look
+    from domain.instance import InstanceState, Life
+    from domain.learning import after_journals, assembled, seeded
+    from domain.messages.node_manager import NodeManagerReason
+    from domain.messages.round import FinalizeCall, FinalizeResult, ViewCall, ViewResult
+    from domain.messages.strategy import (
+        EnginesReadyCall,
+        EnginesReadyResult,
+        FaultManagerActivity,
+        FreshLookCall,
+        FreshLookResult,
+        JournalsCall,
+        JournalsResult,
+        LookUpCall,
+        LookUpResult,
+        PaceCall,
+        Reported,
+        StartNodeManagersCall,
+        StartNodeManagersResult,
+        StopNodeManagersCall,
+        StopNodeManagersResult,
+        StrategyKind,
+        StrategyState,
+    )
+    from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, attach, took_end
+    from domain.topology import Topology
+    from domain.watch import Question
+
+JOURNALS_LIMIT_SEC: Final = 60.0
+"""How long NodeManagers are asked for their journals before the FaultManager goes on with what it knows (design §1)."""
+
+START_LIMIT_SEC: Final = 60.0
+READY_LIMIT_SEC: Final = 60.0
+"""One attempt at these; they are repeated, but each is shown to people when it ends."""
+
+STOP_LIMIT_SEC: Final = 60.0
+_HEARTBEAT: Final = timedelta(seconds=3)
+_SLACK_SEC: Final = 30.0
+"""What an activity may take beyond its own deadline: worker outages count into it."""
+
+_RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=5))
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class FaultManagerErrands:
+    """Pursues what the state gives reason for."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._errands = Errands(memory.wake, memory.note_failure)
+        self._looking_for: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self._errands.idle
+
+    def next_at(self) -> float | None:
+        """When the next of them is due, in epoch seconds."""
+        return self._errands.next_at()
+
+    def pursue(self) -> None:
+        """Start whatever there is reason for and is not under way."""
+        state, at = self._state, now()
+        quiet = state.strategy is None
+        told = state.node_managers_started or state.life is Life.RUNNING
+        decision = self._memory.decision
+        fresh_look = decision is not None and decision.action is Action.FRESH_LOOK and quiet
+        want = self._errands.want
+        want("search attributes", state.search_attributes is None, self._ask_search_attributes, at)
+        want("journals", state.life is Life.LEARNING or (state.reseed and quiet), self._read_journals, at)
+        want("start", state.life is Life.ASSEMBLING and not state.node_managers_started, self._start_node_managers, at)
+        want("ready", state.life is Life.ASSEMBLING and state.node_managers_started, self._await_ready, at)
+        want("fresh look", fresh_look, self._look, at)
+        want("look-up", self._strategy_is_silent(at), self._look_up, at)
+        want("view", not state.view.confirmed and quiet and state.life is not Life.LEARNING, self._push_view, at)
+        want("finalize", bool(state.pending_finalize) and quiet, self._finalize, at)
+        want("pace", told and state.pace_told != state.wanted_pace_sec, self._tell_pace, at)
+
+    @property
+    def _state(self) -> InstanceState:
+        return self._memory.state
+
+    @property
+    def _timeout_sec(self) -> float:
+        return self._state.config.dp_scale_down_config.request_timeout_sec
+
+    def _strategy_is_silent(self, at: float) -> bool:
+        return self._state.strategy is not None and at >= self._state.strategy.last_word_at + QUIET_LIMIT_SEC
+
+    async def _call(self, name: FaultManagerActivity, argument: BaseModel, result: type[R], limit_sec: float, summary: str) -> R:
+        answer = await workflow.execute_activity(
+            name.value,
+            argument,
+            result_type=result,
+            schedule_to_close_timeout=timedelta(seconds=limit_sec + _SLACK_SEC),
+            heartbeat_timeout=_HEARTBEAT,
+            retry_policy=_RETRY,
+            summary=summary,
+        )
+        assert isinstance(answer, result)
+        return answer
+
+    async def _ask_search_attributes(self) -> bool:
+        """Those that the server does not know would fail every workflow task: asked once, carried over."""
+        told: Reported = await workflow.execute_activity(
+            FaultManagerActivity.USABLE_SEARCH_ATTRIBUTES.value,
+            result_type=Reported,
+            schedule_to_close_timeout=timedelta(seconds=_SLACK_SEC),
+            heartbeat_timeout=_HEARTBEAT,
+            retry_policy=_RETRY,
+            summary="which search attributes does the server know",
+        )
+        self._memory.become(self._state.but(search_attributes=told.search_attributes))
+        return True
+
+    async def _read_journals(self) -> bool:
+        call = JournalsCall(
+            topology=self._state.topology, request_timeout_sec=self._timeout_sec, deadline_at=now() + JOURNALS_LIMIT_SEC
+        )
+        journals = await self._call(
+            FaultManagerActivity.READ_JOURNALS, call, JournalsResult, JOURNALS_LIMIT_SEC, "what has this instance been through"
+        )
+        if self._state.life is not Life.LEARNING:
+            self._memory.become(seeded(self._state, journals).but(reseed=False))
+            return True
+        looked = await self._look_at_all() if journals.started else FreshLookResult()
+        running = await self._find_running(journals)
+        state = self._state
+        if running is not None and state.strategy is None:
+            kind, generation = running
+            state = attach(seeded(state, journals), kind, generation, now())
+        state = after_journals(state, journals, looked, now())
+        for end in state.deferred_ends:
+            state = took_end(state, end, now())
+        self._memory.become(state.but(deferred_ends=()))
+        return True
+
+    async def _find_running(self, journals: JournalsResult) -> tuple[StrategyKind, int] | None:
+        """A round or rebuild that a FaultManager before this one started and that still runs."""
+        newest = max(self._state.generation, journals.highest_generation)
+        if newest == 0:
+            return None
+        for generation in (newest + 1, newest):
+            for kind in (StrategyKind.SCALE_DOWN, StrategyKind.INSTANCE_RECONFIGURATION):
+                if (await self.ask_about(kind, generation)).state is StrategyState.RUNNING:
+                    return kind, generation
+        return None
+
+    async def ask_about(self, kind: StrategyKind, generation: int) -> LookUpResult:
+        """What became of one strategy, by its workflow id. Raises ActivityError when Temporal cannot be asked."""
+        workflow_id = kind.workflow_id(self._state.instance_id, generation)
+        call = LookUpCall(kind=kind, instance_id=self._state.instance_id, generation=generation, workflow_id=workflow_id)
+        return await self._call(FaultManagerActivity.LOOK_UP_STRATEGY, call, LookUpResult, 10.0, f"does {workflow_id} run")
+
+    async def _start_node_managers(self) -> bool:
+        state = self._state
+        call = StartNodeManagersCall(
+            topology=state.topology,
+            config=state.config,
+            generation=state.generation,
+            dead_committed=state.dead_committed,
+            deadline_at=now() + START_LIMIT_SEC,
+        )
+        result = await self._call(
+            FaultManagerActivity.START_NODE_MANAGERS, call, StartNodeManagersResult, START_LIMIT_SEC, "start all NodeManagers"
+        )
+        state = self._state.but(evidence=self._state.evidence.with_engines(result.engines))
+        if any(refusal.reason == NodeManagerReason.OLD_GENERATION for refusal in result.refusals):
+            self._memory.become(state.but(life=Life.LEARNING, last_error="NodeManagers know a newer generation"))
+            return False
+        missing = [str(manager) for manager in state.topology.managers if str(manager) not in result.started]
+        words = "; ".join(f"{refusal.peer}: {refusal.reason} {refusal.message}" for refusal in result.refusals)
+        error = f"start: {words or 'no answer from ' + ', '.join(missing)}" if missing or result.refusals else None
+        self._memory.become(state.but(node_managers_started=error is None, last_error=error))
+        return error is None
+
+    async def _await_ready(self) -> bool:
+        """Readiness is also reported; looking finds it where a report was lost, or where the feature is off."""
+        state = self._state
+        call = EnginesReadyCall(
+            questions=_questions(state.topology, state.active),
+            poll_interval_sec=state.config.dp_scale_down_config.poll_interval_sec,
+            request_timeout_sec=self._timeout_sec,
+            deadline_at=now() + READY_LIMIT_SEC,
+        )
+        result = await self._call(
+            FaultManagerActivity.AWAIT_ENGINES_READY, call, EnginesReadyResult, READY_LIMIT_SEC, "wait until every rank is ready"
+        )
+        state = self._state
+        evidence = state.evidence.merge_all(from_look(result.looked, now()), state.dead_committed)
+        state = state.but(evidence=evidence)
+        if not result.waiting and state.life is Life.ASSEMBLING and not evidence.faulty(state.active):
+            state = assembled(state.but(evidence=evidence.known_ready(state.active)), now())
+        elif result.waiting:
+            words = "; ".join(f"rank {rank}: {why}" for rank, why in sorted(result.waiting.items()))
+            state = state.but(last_error=f"not ready yet: {words}")
+        self._memory.become(state)
+        return True
+
+    async def _look_at_all(self) -> FreshLookResult:
+        state = self._state
+        call = FreshLookCall(questions=_questions(state.topology, state.active), request_timeout_sec=self._timeout_sec)
+        limit_sec = 2 * self._timeout_sec
+        return await self._call(FaultManagerActivity.FRESH_LOOK, call, FreshLookResult, limit_sec, "look at every active rank")
+
+    async def _look(self) -> bool:
+        """Rule 10's one fresh look. A look that could not be made counts as made: waiting longer would help nobody."""
+        looking_for = self._state.evidence.first_fault_at(self._state.active)
+        try:
+            result = await self._look_at_all()
+            reports = from_look(result.looked, now())
+            self._memory.become(self._state.but(evidence=self._state.evidence.merge_all(reports, self._state.dead_committed)))
+        finally:
+            self._memory.become(self._state.but(looked_for=looking_for))
+        return True
+
+    async def _look_up(self) -> bool:
+        """A strategy has said nothing for long. What is found out is taken like a word from it."""
+        strategy = self._state.strategy
+        if strategy is None:
+            return True
+        found = await self.ask_about(strategy.kind, strategy.generation)
+        state, at = self._state, now()
+        if state.strategy is None or state.strategy.generation != strategy.generation:
+            return True
+        match found.state:
+            case StrategyState.RUNNING:
+                state = state.but(strategy=state.strategy.model_copy(update={"last_word_at": at}))
+            case StrategyState.ENDED if found.end is not None:
+                state = took_end(state, found.end, at)
+            case _:
+                state = after_loss(state, f"{strategy.workflow_id} ended without a report ({found.state})", at)
+        self._memory.become(state)
+        return True
+
+    async def _push_view(self) -> bool:
+        state = self._state
+        view = state.view
+        limit_sec = state.config.dp_scale_down_config.coordinator_deadline_sec
+        call = ViewCall(
+            topology=state.topology,
+            revision=view.revision,
+            ranks=view.ranks,
+            request_timeout_sec=self._timeout_sec,
+            deadline_at=now() + limit_sec,
+        )
+        what = f"ADD ranks {list(view.ranks)}" if view.ranks else "DEL"
+        result = await self._call(
+            FaultManagerActivity.PUSH_VIEW, call, ViewResult, limit_sec, f"view revision {view.revision}: {what}"
+        )
+        state = self._state
+        if state.view.revision != view.revision or state.view.ranks != view.ranks:
+            return True  # another view is wanted by now
+        if result.confirmed:
+            self._memory.become(state.but(view=view.model_copy(update={"confirmed": True})))
+            return True
+        words = "; ".join(f"{refusal.peer}: {refusal.reason} {refusal.message}" for refusal in result.refusals)
+        overtaken = any(refusal.reason.upper() == "STALE" for refusal in result.refusals)
+        if overtaken:
+            state = state.republishing().but(reseed=True)
+        self._memory.become(state.but(last_error=f"view revision {view.revision} is not confirmed: {words or 'no answer'}"))
+        return False
+
+    async def _finalize(self) -> bool:
+        """One verdict at a time. A refusal is final too: the NodeManager knows better, and nothing is gained by repeating."""
+        pending = self._state.pending_finalize[0]
+        limit_sec = self._state.config.dp_scale_down_config.finalize_deadline_sec
+        call = FinalizeCall(
+            request_id=pending.request_id,
+            generation=pending.generation,
+            commit=pending.commit,
+            managers=(pending.manager,),
+            retired=(Question(manager=pending.manager, ranks=pending.retired),) if pending.retired else (),
+            dead_committed=pending.dead_committed,
+            request_timeout_sec=self._timeout_sec,
+            deadline_at=now() + limit_sec,
+        )
+        verdict = "commit" if pending.commit else "abort"
+        result = await self._call(
+            FaultManagerActivity.FINALIZE, call, FinalizeResult, limit_sec, f"{verdict} {pending.request_id} at {pending.manager}"
+        )
+        state = self._state
+        rest = tuple(one for one in state.pending_finalize if one != pending)
+        if result.pending:
+            self._memory.become(state.but(pending_finalize=(*rest, pending)))
+            return False
+        refused = "; ".join(f"{refusal.peer}: {refusal.reason} {refusal.message}" for refusal in result.refusals)
+        self._memory.become(state.but(pending_finalize=rest, last_error=f"finalize: {refused}" if refused else state.last_error))
+        return True
+
+    async def _tell_pace(self) -> bool:
+        """Best effort: a NodeManager that missed it looks less often, no more."""
+        pace = self._state.wanted_pace_sec
+        call = PaceCall(managers=self._state.topology.managers, poll_interval_sec=pace, request_timeout_sec=self._timeout_sec)
+        try:
+            await workflow.execute_activity(
+                FaultManagerActivity.PACE.value,
+                call,
+                schedule_to_close_timeout=timedelta(seconds=self._timeout_sec + _SLACK_SEC),
+                heartbeat_timeout=_HEARTBEAT,
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                summary=f"look every {pace:g} s",
+            )
+        finally:
+            self._memory.become(self._state.but(pace_told=pace))
+        return True
+
+    async def stop_engines(self) -> None:
+        """The instance was deleted: stop every NodeManager's engines. Raises ActivityError."""
+        state = self._state
+        call = StopNodeManagersCall(
+            managers=state.topology.managers,
+            generation=state.generation,
+            request_timeout_sec=self._timeout_sec,
+            deadline_at=now() + STOP_LIMIT_SEC,
+        )
+        result = await self._call(
+            FaultManagerActivity.STOP_NODE_MANAGERS, call, StopNodeManagersResult, STOP_LIMIT_SEC, "stop the instance's engines"
+        )
+        left = "; ".join(f"{one.peer}: {one.reason}" for one in (*result.unreachable, *result.refusals))
+        self._memory.become(self._state.but(last_error=f"not stopped: {left}" if left else self._state.last_error))
+
+
+def _questions(topology: Topology, ranks: tuple[int, ...]) -> tuple[Question, ...]:
+    return tuple(Question(manager=manager, ranks=group) for manager, group in topology.by_manager(ranks).items())

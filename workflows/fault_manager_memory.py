@@ -1,0 +1,40 @@
+"""What a running FaultManager holds in hand: its state, the last decision, and whether something has changed since.
+
+The state is frozen (`domain.instance`); it is replaced here and nowhere else, so that every change also wakes the loop.
+"""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from domain.decision import Decision
+    from domain.instance import InstanceState
+    from domain.messages.strategy import FaultManagerStart
+
+
+def now() -> float:
+    """Workflow time in epoch seconds."""
+    return workflow.now().timestamp()
+
+
+class Memory:
+    """`changed`: set by whatever replaces the state, cleared by the loop before it judges."""
+
+    def __init__(self, start: FaultManagerStart) -> None:
+        self.state = (
+            InstanceState.model_validate_json(start.state)
+            if start.state is not None
+            else InstanceState(instance_id=start.instance_id, topology=start.topology, config=start.config)
+        )
+        self.decision: Decision | None = None
+        self.changed = True
+
+    def become(self, state: InstanceState) -> None:
+        self.state = state
+        self.changed = True
+
+    def wake(self) -> None:
+        self.changed = True
+
+    def note_failure(self, errand: str, message: str) -> None:
+        """An activity gave no result: shown to people, tried again by the loop."""
+        self.become(self.state.but(last_error=f"{errand}: {message}"))

@@ -1,0 +1,208 @@
+"""What reaches a FaultManager as a plain signal, from our API, from strategies, or from anybody with the `temporal` CLI.
+
+Nobody can be kept from sending nonsense: no input, two inputs, an array, an unknown name. A typed handler would fail the
+workflow task for ever on the first, and drop the last while the CLI says "succeeded". So signals are taken raw, by one
+dynamic handler, and read here: `take_signal` gives the next state, in which a refused signal is recorded with its reason.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeGuard, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import PayloadConverter
+
+from domain.config import FaultToleranceConfig
+from domain.engine import EngineStatus
+from domain.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
+from domain.instance import InstanceState, Life
+from domain.messages.controller import MotorStatus, SoftwareFaultReport
+from domain.messages.node_manager import PodReport
+from domain.messages.strategy import (
+    CLEAR_SIGNAL,
+    CONFIG_SIGNAL,
+    END_SIGNAL,
+    PROGRESS_SIGNAL,
+    REPORT_SIGNAL,
+    TERMINATE_SIGNAL,
+    StrategyEnd,
+    StrategyProgress,
+)
+from domain.strategy_life import took_end, took_progress
+
+ENDING_LIMIT_SEC: Final = 180.0
+"""How long the deletion of an instance may take: withdrawal and stop; then the FaultManager ends all the same."""
+
+_LONGEST_REASON: Final = 300
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class SignalRefused(Exception):
+    """The signal cannot be used; the message says why."""
+
+
+def take_signal(
+    state: InstanceState, name: str, payloads: Sequence[Payload], converter: PayloadConverter, now: float
+) -> InstanceState:
+    """The state after one signal, at `now` (epoch seconds). Never raises: what cannot be used is recorded as refused."""
+    values: list[Any] = []
+    try:
+        values = [converter.from_payload(payload) for payload in payloads]
+        return _handler(name)(state, values, now)
+    except SignalRefused as refused:
+        reason = str(refused)
+    except ValidationError as error:
+        reason = _first_error(error)
+    except Exception as error:
+        reason = f"cannot be read: {type(error).__name__}: {error}"
+    return state.rejecting(name, reason[:_LONGEST_REASON], ", ".join(map(repr, values)), now)
+
+
+Handler = Callable[[InstanceState, list[Any], float], InstanceState]
+
+
+def _handler(name: str) -> Handler:
+    handler = _HANDLERS.get(name)
+    if handler is None:
+        raise SignalRefused(f"unknown signal; known: {', '.join(sorted(_HANDLERS))}")
+    return handler
+
+
+def _only(values: list[Any]) -> Any:
+    if len(values) != 1:
+        raise SignalRefused(f"takes exactly one input, got {len(values)}")
+    return values[0]
+
+
+def _mapping(values: list[Any]) -> dict[str, Any]:
+    value = _only(values)
+    if not isinstance(value, dict):
+        raise SignalRefused(f"takes a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _parsed(kind: type[M], values: list[Any]) -> M:
+    return kind.model_validate_json(_json(_mapping(values)))
+
+
+def _json(value: dict[str, Any]) -> str:
+    """Models are read from JSON, where a list may be a tuple; numbers and booleans stay strict."""
+    return _Anything.model_validate(value).model_dump_json()
+
+
+class _Anything(BaseModel, extra="allow"):
+    """Any JSON object."""
+
+
+def _on_report(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    body = _mapping(values)
+    received_at: float | None = None
+    if "report" in body:
+        wrapped, stamp = body["report"], body.get("received_at")
+        if not isinstance(wrapped, dict):
+            raise SignalRefused("report must be a JSON object")
+        if isinstance(stamp, (int, float)) and not isinstance(stamp, bool):
+            received_at = float(stamp)
+        body = wrapped
+    return _merged(state, REPORT_SIGNAL, _reports(state, body, arrival(received_at, now)), body, now)
+
+
+def _reports(state: InstanceState, body: dict[str, Any], received_at: float) -> tuple[Report, ...]:
+    """The three forms: ours, Motor's, and the short one of a person."""
+    if "reports" in body:
+        pod = _parsed(PodReport, [body])
+        _require_instance(state, pod.instance_id)
+        return from_pod(pod, received_at)
+    if "pod_ip" in body:
+        single = _parsed(SoftwareFaultReport, [body])
+        _require_instance(state, single.instance_id)
+        return (from_motor(single, received_at),)
+    rank, status = body.get("engine_id"), body.get("engine_status")
+    if not _is_integer(rank) or not _is_integer(status) or status not in tuple(MotorStatus):
+        raise SignalRefused('takes {"engine_id": <rank>, "engine_status": 0 healthy | 1 dead | 2 unhealthy}')
+    return (from_operator(rank, MotorStatus(status).status, received_at),)
+
+
+def _on_clear(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    body = _mapping(values)
+    rank = body.get("engine_id")
+    if not _is_integer(rank):
+        raise SignalRefused('takes {"engine_id": <rank>}')
+    return _merged(state, CLEAR_SIGNAL, (from_operator(rank, EngineStatus.HEALTHY, now),), body, now)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require_instance(state: InstanceState, instance_id: int) -> None:
+    if instance_id != state.instance_id:
+        raise SignalRefused(f"is about instance {instance_id}, this is {state.instance_id}")
+
+
+def _merged(state: InstanceState, name: str, reports: tuple[Report, ...], body: object, now: float) -> InstanceState:
+    for report in reports:
+        refusal = _refusal(state, report)
+        if refusal is None:
+            evidence, merge = state.evidence.merge(report, state.dead_committed)
+            state = state.but(evidence=evidence)
+            if merge is Merge.PROCESS_EXITED and report.sequence is None:
+                refusal = f"the process of rank {report.rank}'s engine is gone, which is final until a rebuild"
+        if refusal is not None:
+            state = state.rejecting(name, refusal, repr(body), now)
+    return state
+
+
+def _refusal(state: InstanceState, report: Report) -> str | None:
+    """A Pod speaks for its own ranks only; the API checks the same against its cache."""
+    if report.rank not in state.topology.ranks:
+        return f"instance {state.instance_id} has no rank {report.rank}"
+    owner = state.topology.manager_of_rank(report.rank)
+    if report.node_manager not in (None, str(owner), owner.ip):
+        return f"rank {report.rank} belongs to NodeManager {owner}, not to {report.node_manager}"
+    return None
+
+
+def _on_progress(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    progress = _parsed(StrategyProgress, values)
+    _require_instance(state, progress.instance_id)
+    return took_progress(state, progress, now)
+
+
+def _on_end(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    """While the FaultManager still learns, the end waits: it is judged with what the journals know."""
+    end = _parsed(StrategyEnd, values)
+    _require_instance(state, end.instance_id)
+    if state.life is Life.LEARNING and state.strategy is None:
+        return state.but(deferred_ends=(*state.deferred_ends, end)[-4:])
+    return took_end(state, end, now)
+
+
+def _on_config(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    """From now on; a running strategy keeps the one that it was ordered with."""
+    return state.but(config=_parsed(FaultToleranceConfig, values), pace_told=None)
+
+
+def _on_terminate(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    why = values[0].get("reason") if values and isinstance(values[0], dict) else None
+    if state.life is Life.ENDING:
+        return state
+    ended_by = f"the instance was deleted: {why}" if why else "the instance was deleted"
+    return state.withdrawn(now).but(life=Life.ENDING, terminate_at=now + ENDING_LIMIT_SEC, last_error=ended_by)
+
+
+_HANDLERS: Final[dict[str, Handler]] = {
+    REPORT_SIGNAL: _on_report,
+    CLEAR_SIGNAL: _on_clear,
+    PROGRESS_SIGNAL: _on_progress,
+    END_SIGNAL: _on_end,
+    CONFIG_SIGNAL: _on_config,
+    TERMINATE_SIGNAL: _on_terminate,
+}
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
