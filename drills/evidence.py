@@ -82,7 +82,7 @@ class Evidence:
     reports: Sequence[RoundReport]
     completions: Sequence[Completion]
     unchanged_refreshes: Mapping[str, float]
-    """Per Coordinator: how many entries of refreshes changed nothing since the first episode was over."""
+    """Per Coordinator: how many entries of refreshes came after a round and changed nothing."""
 
     workflows: Sequence[str]
     orphans: Sequence[str]

@@ -30,10 +30,10 @@ async def soft_rank0(scene: Scene) -> None:
 async def consecutive(scene: Scene) -> None:
     await one_rank(scene, 1)
     scene.step("waiting for the periodic SET")
-    await scene.linger(BETWEEN_ROUNDS_SEC)
+    await scene.linger_for_sets(BETWEEN_ROUNDS_SEC)
     scene.kill_workers(2)
     await scene.until_shrunk([1, 2])
-    await scene.linger(BETWEEN_ROUNDS_SEC)
+    await scene.linger_for_sets(BETWEEN_ROUNDS_SEC)
 
 
 async def pod_partial(scene: Scene) -> None:

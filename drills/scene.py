@@ -17,6 +17,7 @@ from drills.events import DrillEvent, DrillEventKind, OnDrillEvent
 from drills.failpoints import FailpointDriver
 from drills.observer import NotSeen, Observer
 from drills.outcome import Injection
+from drills.repeated_sets import unchanged_refreshes
 from drills.sighting_log import read_sightings
 from drills.timeline import Timeline
 from stack.client import Stack
@@ -156,6 +157,14 @@ class Scene:
             if time.monotonic() >= deadline:
                 raise NotSeen(f"not seen within {within_sec:g} s: {what}; {self.observer.describe()}")
             await asyncio.sleep(_LOOK_PAUSE_SEC)
+
+    async def linger_for_sets(self, seconds: float) -> None:
+        """Let time pass, and count the SETs that come meanwhile and change nothing."""
+        coordinators = {place.name: place.management_url for place in self.stack.addresses.coordinators}
+        before = await unchanged_refreshes(coordinators)
+        await self.linger(seconds)
+        for name, count in (await unchanged_refreshes(coordinators)).items():
+            self.unchanged_refreshes[name] = self.unchanged_refreshes.get(name, 0.0) + count - before[name]
 
     async def linger(self, seconds: float) -> None:
         """Let time pass: traffic goes on, and what should not happen has its chance to."""

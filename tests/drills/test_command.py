@@ -1,0 +1,56 @@
+"""The command line: what there is, and what is refused with which words."""
+
+import pytest
+
+from drills.__main__ import main
+from drills.registry import all_drills
+from drills.restart import Point, Victim, cells, find_cell, restart_drill
+
+
+def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    out = capsys.readouterr().out
+    for name in ("soft-rank", "soft-rank0", "consecutive", "multi-rank", "pod-partial", "soft-idle", "restart"):
+        assert f"\n{name} " in "\n" + out
+
+
+def test_restart_list_has_a_line_a_cell_with_its_expected_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restart", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = [line for line in lines if "in place, one apply per engine" in line]
+    assert len(told) == len(list(cells())) == len(Victim) * len(Point)
+    assert any(line.split()[:2] == ["worker", "commit-point"] for line in told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["soft-tank"], "no drill is called 'soft-tank'; there are: soft-rank"),
+        (["restart", "--kill", "everything"], "--kill 'everything': choose one of worker"),
+        (["restart", "--at", "dawn"], "--at 'dawn': choose one of before-guard"),
+    ],
+)
+def test_unknown_word_is_refused_with_those_that_there_are(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_nothing_asked_for_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+
+
+def test_every_drill_shortens_timers_openly_and_keeps_scale_down_on() -> None:
+    for drill in all_drills().values():
+        assert drill.spec.non_default_timers()
+        assert drill.spec.effective_config().enable_dp_scale_down
+
+
+def test_restart_drill_stops_the_worker_where_its_cell_says() -> None:
+    drill = restart_drill(find_cell("worker", "commit-point"))
+    assert drill.failpoints == {"worker": ("worker.finalize.before",)}
+    assert drill.expected.losses == ((1,),)
+    assert restart_drill(find_cell("one-of-two-workers", "after-202")).spec.workers == 2

@@ -1,0 +1,109 @@
+"""The drills themselves: the scenarios of acceptance A and C, run as a user runs them and judged from outside.
+
+Each test starts an installation of real processes. `make test` runs each once; `make soak` ten times in a row, and
+writes the table of where soft-rank's time goes.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from drills.drill import Drill
+from drills.figures import median
+from drills.outcome import STAGES, DrillReport
+from drills.registry import all_drills, find
+from drills.report import table
+from drills.restart import find_cell, restart_drill
+from drills.run import DrillOptions, run_drill
+
+CONTROL_PLANE_LIMIT_SEC = 0.5
+IN_A_ROW = 10
+BUNDLE = {
+    "report.json",
+    "report.md",
+    "timeline.svg",
+    "timeline.jsonl",
+    "applies.jsonl",
+    "views.jsonl",
+    "requests.jsonl",
+    "histories",
+    "logs",
+}
+
+
+async def run(drill: Drill, out: Path) -> DrillReport:
+    return await run_drill(drill, DrillOptions(out=out))
+
+
+def complaint(report: DrillReport) -> str:
+    """What a person needs to find the cause."""
+    wrong = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]
+    return "\n".join([f"drill {report.drill} did not pass; {report.bundle}", str(report.failure), *wrong])
+
+
+@pytest.mark.parametrize("name", list(all_drills()))
+async def test_drill_passes(name: str, tmp_path: Path) -> None:
+    report = await run(find(name), tmp_path / name)
+    assert report.passed, complaint(report)
+    assert report.figures.orphans == 0
+    assert {path.name for path in (tmp_path / name).iterdir()} == BUNDLE  # noqa: ASYNC240
+
+
+async def test_killed_worker_between_commit_point_and_finalize_changes_nothing(tmp_path: Path) -> None:
+    report = await run(restart_drill(find_cell("worker", "commit-point")), tmp_path / "restart")
+    assert report.passed, complaint(report)
+    assert report.figures.applies_per_engine == {"0": 1, "2": 1, "3": 1}
+    assert report.figures.dead_committed == (1,)
+
+
+async def test_command_line_prints_the_result_as_its_last_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "drills", "soft-rank", "--json", "--out", str(tmp_path / "out")]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    out, err = await asyncio.wait_for(process.communicate(), timeout=120)
+    told = json.loads(out.decode().splitlines()[-1])
+    assert process.returncode == 0, err.decode()
+    assert told["passed"] is True
+    assert told["figures"]["applies_per_engine"] == {"0": 1, "2": 1, "3": 1}
+    assert told["figures"]["non_default_timers"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", list(all_drills()))
+async def test_drill_passes_ten_times_in_a_row(name: str, tmp_path: Path) -> None:
+    reports = [await run(find(name), tmp_path / f"{name}-{number}") for number in range(IN_A_ROW)]
+    failed = [complaint(report) for report in reports if not report.passed]
+    assert not failed, "\n".join(failed)
+    if name == "soft-rank":
+        print(where_the_time_goes(reports))
+        shares = [report.figures.control_plane_sec for report in reports if report.figures.control_plane_sec is not None]
+        assert len(shares) == IN_A_ROW
+        assert median(shares) <= CONTROL_PLANE_LIMIT_SEC
+
+
+@pytest.mark.soak
+async def test_restart_at_the_commit_point_passes_ten_times_in_a_row(tmp_path: Path) -> None:
+    drill = restart_drill(find_cell("worker", "commit-point"))
+    reports = [await run(drill, tmp_path / f"restart-{number}") for number in range(IN_A_ROW)]
+    failed = [complaint(report) for report in reports if not report.passed]
+    assert not failed, "\n".join(failed)
+
+
+def where_the_time_goes(reports: Sequence[DrillReport]) -> str:
+    """Median, least and most per stage, in milliseconds."""
+
+    def row(name: str, values: list[float]) -> tuple[str, str, str, str]:
+        middle, least, most = (f"{1000 * value:.0f}" for value in (median(values), min(values), max(values)))
+        return name, middle, least, most
+
+    rows = [
+        row(stage, [report.figures.stage_sec[stage] for report in reports if stage in report.figures.stage_sec])
+        for stage in STAGES
+        if any(stage in report.figures.stage_sec for report in reports)
+    ]
+    shares = [report.figures.control_plane_sec for report in reports if report.figures.control_plane_sec is not None]
+    rows.append(row("**our share (control_plane_sec)**", shares))
+    return table(("stage", "median ms", "least", "most"), rows)

@@ -1,0 +1,113 @@
+"""The observer notes what changes at its peers, waits with a bound, and survives peers that go away."""
+
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from domain.messages.node_manager import GuardRecord
+from domain.observations import CommitSeen, GenerationSeen, GuardGone, GuardSeen, PhaseSeen, SourceRead, VerdictSeen, ViewSeen
+from domain.runtime import FtPhase, RuntimeRecord
+from drills.observer import NotSeen, Observer
+from drills.repeated_sets import unchanged_refreshes
+from drills.timeline import Timeline
+from tests.drills.conftest import Serving, eventually
+from tests.drills.recorded import RANKS, ROUND, SURVIVORS, coordinator_view, journal
+
+
+class Peers:
+    """Controller, Coordinator and NodeManager behind one address, with replies that a test changes."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.refused = 0
+        self.record = RuntimeRecord(
+            instance_id=7,
+            phase=FtPhase.NORMAL,
+            original_dp_ranks=RANKS,
+            alive_dp_ranks=RANKS,
+            fallback_strategy="x",
+            can_serve=True,
+        )
+        self.view = coordinator_view(RANKS)
+        self.journal = journal("nm", ()).model_copy(update={"transactions": ()})
+        self.app = FastAPI()
+        self.app.get("/controller/fault_tolerance/status")(self._status)
+        self.app.get("/instances")(self._instances)
+        self.app.get("/node-manager/fault-tolerance/journal")(self._journal)
+        self.app.get("/metrics")(self._metrics)
+
+    async def _status(self) -> Response:
+        return self._answer({"code": 200, "message": "Success", "data": self.record.model_dump(mode="json")})
+
+    async def _instances(self) -> Response:
+        return self._answer(self.view.model_dump(mode="json"))
+
+    async def _journal(self) -> Response:
+        return self._answer(self.journal.model_dump(mode="json"))
+
+    async def _metrics(self) -> Response:
+        return PlainTextResponse('autotomy_coordinator_refresh_entries_total{outcome="unchanged"} 3.0\n')
+
+    def _answer(self, body: object) -> Response:
+        self.refused += self.down
+        return PlainTextResponse("away", status_code=503) if self.down else JSONResponse(json.loads(json.dumps(body)))
+
+    def observer(self, url: str) -> Observer:
+        return Observer(7, url, {"coordinator-0": url}, {"node-manager-0": url}, Timeline())
+
+
+async def test_a_round_is_seen_from_its_guard_to_its_view(serving: Serving) -> None:
+    peers = Peers()
+    phases: list[str] = []
+    async with serving(peers.app) as url:
+        observer = peers.observer(url)
+        observer.on_phase = lambda record: phases.append(record.phase)
+        async with observer.watching():
+            await observer.until("served", lambda seen: seen.publishes(RANKS) and seen.committed(()), 10)
+            held = GuardRecord(request_id=ROUND, generation=1, expires_in_sec=85.0, live=True, applied=False)
+            peers.journal = peers.journal.model_copy(update={"guard": held, "highest_generation": 1})
+            peers.record = peers.record.model_copy(update={"phase": FtPhase.SCALING_DOWN, "can_serve": False})
+            await observer.until("guarded", lambda seen: any(isinstance(event, GuardSeen) for event in seen.events), 10)
+            peers.journal = journal("nm", (1,))
+            peers.view = coordinator_view(SURVIVORS)
+            await observer.until("shrunk", lambda seen: seen.publishes(SURVIVORS) and seen.committed((1,)), 10)
+    kinds = [type(event) for event in observer.events]
+    assert [kind for kind in kinds if kind in (GuardSeen, VerdictSeen, GuardGone)] == [GuardSeen, VerdictSeen, GuardGone]
+    assert [e.generation for e in observer.events if isinstance(e, GenerationSeen)] == [1]
+    assert [e.ranks for e in observer.events if isinstance(e, CommitSeen)] == [frozenset({1})]
+    assert [sorted(e.endpoints) for e in observer.events if isinstance(e, ViewSeen)] == [list(RANKS), list(SURVIVORS)]
+    assert any(isinstance(event, PhaseSeen) and event.asked_at <= event.at for event in observer.events)
+    assert phases[0] == "NORMAL"
+    assert [source.who for source in observer.sources() if isinstance(source, SourceRead)] == ["node-manager-0"]
+
+
+async def test_waiting_in_vain_says_what_was_seen_instead(serving: Serving) -> None:
+    peers = Peers()
+    async with serving(peers.app) as url:
+        observer = peers.observer(url)
+        async with observer.watching():
+            await observer.until("served", lambda seen: seen.publishes(RANKS) and seen.record is not None, 10)
+            with pytest.raises(
+                NotSeen, match=r"not seen within 0.1 s: a miracle; phase NORMAL; coordinator-0 serves \[0, 1, 2, 3\]"
+            ):
+                await observer.until("a miracle", lambda seen: False, 0.1)
+
+
+async def test_peers_that_go_away_are_looked_at_again(serving: Serving) -> None:
+    peers = Peers()
+    async with serving(peers.app) as url:
+        observer = peers.observer(url)
+        async with observer.watching():
+            await observer.until("served", lambda seen: seen.publishes(RANKS), 10)
+            peers.down = True
+            await eventually(lambda: peers.refused >= 4)
+            peers.view, peers.down = coordinator_view(SURVIVORS), False
+            await observer.until("back", lambda seen: seen.publishes(SURVIVORS), 10)
+
+
+async def test_repeated_refreshes_are_counted_where_they_arrive(serving: Serving) -> None:
+    async with serving(Peers().app) as url:
+        assert await unchanged_refreshes({"a": url}) == {"a": 3.0}
+    assert await unchanged_refreshes({"a": url}) == {"a": 0.0}
