@@ -52,7 +52,12 @@ async def serve(options: Options) -> int:
     except OSError as error:
         print(f"cannot use {options.host}:{options.port}: {error.strerror}", file=sys.stderr)
         return 1
-    log = EventLog(options.log_dir, options.rank)
+    try:
+        log = EventLog(options.log_dir, options.rank)
+    except OSError as error:
+        print(f"cannot write the log to {options.log_dir}: {error.strerror}", file=sys.stderr)
+        port.close()
+        return 1
     ending: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     def leave(reason: Exit) -> None:

@@ -3,6 +3,21 @@
 ``<log-dir>/engine-<rank>-<pid>.jsonl``, one JSON object a line, flushed before the effect is visible to a client.
 Every line has `t` (wall clock, s since the epoch, for people), `mono` (``time.monotonic()``, one clock for all
 processes of a machine, for durations), `event` and `rank`. The pid is the API server's.
+
+==================  ==================================================================================================
+`start`             host, port, size, worker_pid, dialect (null: FT off), detection_sec, recovery_sec, store_timeout_sec,
+                    engine_recovery_timeout_sec
+`ready`             port; it is open now
+`apply`             instruction, params, request_id, http: each one that arrived, refused ones too (null: unreadable)
+`refused`           instruction, request_id, error: a command that was accepted, then refused without an attempt
+`recovery_start`    instruction, request_id, removed (the set as told), epoch
+`recovery_end`      the same, and ok, error; epoch is the new one when ok
+`status`            status, ft_state, ft_error: each change of the first two
+`fault_noticed`     missing, step, epoch: the communication timeout of a step is over
+`worker_exit`       worker_pid, code (negative: signal)
+`misbehave`         knobs: set over HTTP
+`exit`              reason, code
+==================  ==================================================================================================
 """
 
 from __future__ import annotations

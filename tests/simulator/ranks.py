@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
-DETECTION_SEC = 0.8
+DETECTION_SEC = 0.5
 RECOVERY_SEC = 0.1
-STORE_TIMEOUT_SEC = 1.2
+STORE_TIMEOUT_SEC = 0.8
 GRACE_SEC = 15.0
 """How long a test waits for what must happen; generous, because the machine may be busy."""
 

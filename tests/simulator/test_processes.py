@@ -171,6 +171,13 @@ async def test_taken_port_and_taken_store_port_are_named_and_end_the_start(tmp_p
         assert str(port) in refused.stderr
 
 
+def test_log_directory_that_cannot_be_is_named_and_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = run("--port", "0", "--log-dir", str(tmp_path / "file"))
+    assert refused.returncode == 1
+    assert f"cannot write the log to {tmp_path / 'file'}" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -57,11 +57,13 @@ async def test_retry_fails_on_a_rank_whose_own_worker_is_gone(tmp_path: Path) ->
 async def test_legacy_retry_works_though_each_server_makes_its_own_request_id(tmp_path: Path) -> None:
     async with instance(tmp_path, size=2, dialect="legacy") as ranks:
         await halt_without_a_loss(ranks)
+        hanging = asyncio.create_task(ranks[1].text())
         answers = [await rank.apply("retry", "mine") for rank in ranks]
         ids = [answer.json()["request_id"] for answer in answers]
         assert len(set(ids)) == 2
         assert "mine" not in ids
         await all_become(list(ranks), "healthy")
+        assert await hanging == "rank 1 epoch 1", "a request that hung is served by the recovered group"
         assert not any(line["ft_state"] for rank in ranks for line in rank.log("status")), "legacy has no ft_state"
         assert [rank.log("apply")[0]["request_id"] for rank in ranks] == ids
 
