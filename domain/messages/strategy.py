@@ -14,6 +14,7 @@ from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
 from domain.messages.round import CommitRecord, PeerRefusal, RoundReport, StepReport
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
+from domain.runtime import RejectedSignal
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Question
 
@@ -426,3 +427,18 @@ class CommandReply(Strict):
     @property
     def accepted(self) -> bool:
         return self.outcome is CommandOutcome.ACCEPTED
+
+
+class RegistryStart(Strict):
+    """Input of `InstanceRegistry`; the fields are carried over continue-as-new, a first start gives none.
+
+    `to_start`: instances whose FaultManager is to be started, and until when it is tried (epoch seconds). `to_end`: those
+    whose FaultManager has not been told yet to take them down.
+    """
+
+    instances: tuple[RegisteredInstance, ...] = ()
+    version: int = 0
+    configs: dict[int, FaultToleranceConfig] = Field(default_factory=dict)
+    to_start: dict[InstanceId, float] = Field(default_factory=dict)
+    to_end: tuple[InstanceId, ...] = ()
+    rejected_signals: tuple[RejectedSignal, ...] = ()
