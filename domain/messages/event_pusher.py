@@ -7,7 +7,7 @@ changed, and every `set_interval_sec`, so that whatever was lost is repaired in 
 from pydantic import Field
 
 from domain.messages.strategy import CoordinatorRecord, ViewRecord
-from domain.model import Strict
+from domain.model import InstanceId, Strict
 from domain.runtime import RejectedSignal
 
 FORGET_AFTER_SEC = 60.0
@@ -31,6 +31,12 @@ class EventPusherState(Strict):
     coordinators: dict[str, CoordinatorRecord] = Field(default_factory=dict)
     views: dict[int, KnownView] = Field(default_factory=dict)
     rejected: tuple[RejectedSignal, ...] = ()
+
+
+class ForgetInstance(Strict):
+    """Signal `forget_instance`: it was deleted; its view, withdrawn before, is listed for an hour more."""
+
+    instance_id: InstanceId
 
 
 class PushLoopCall(Strict):

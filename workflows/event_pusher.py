@@ -1,0 +1,238 @@
+"""`EventPusher`: who the Coordinators are, and what each instance's newest view is (design §1, §5).
+
+It is told each view revision before the first push of it leaves (`record_view`), and each Coordinator that announces
+itself. One looping, heartbeating activity pushes SET to all of them: at once after a change, and every
+`set_interval_sec`. The loop is restarted only where something changed, so an idle hour adds nothing to the history.
+
+Restarted loops may overlap for a moment. That does no harm: a Coordinator takes a view by its revision, and what was
+overtaken is stale there.
+
+Whatever arrives, it goes on: updates that do not decode are rejected by Temporal, signals come in raw and are read here;
+what cannot be read is kept in `rejected` with its reason.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RawValue
+from temporalio.exceptions import ActivityError
+
+from workflows.strategy_run import HEARTBEAT_TIMEOUT, RETRY, being_cancelled, now
+
+with workflow.unsafe.imports_passed_through():
+    from pydantic import BaseModel
+
+    from activities.coordinator import CoordinatorActivities
+    from activities.errors import from_activity_error
+    from domain.config import FaultToleranceConfig
+    from domain.messages.event_pusher import (
+        KEEP_WITHDRAWN_SEC,
+        EventPusherState,
+        ForgetInstance,
+        KnownView,
+        PushLoopCall,
+        PushLoopResult,
+    )
+    from domain.messages.strategy import (
+        ANNOUNCE_UPDATE,
+        CONFIG_SIGNAL,
+        EVENT_PUSHER_WORKFLOW,
+        CoordinatorRecord,
+        Coordinators,
+        ViewRecord,
+    )
+    from domain.runtime import RejectedSignal
+
+M = TypeVar("M", bound=BaseModel)
+
+FORGET_SIGNAL: Final = "forget_instance"
+
+_LOOP_LIMIT: Final = timedelta(hours=24)
+_MESSAGES_A_RUN: Final = 500
+"""Temporal allows 2,000 updates and 10,000 signals a run; a new run starts long before."""
+
+_KEPT_REJECTED: Final = 20
+_SHOWN_PAYLOAD: Final = 200
+
+
+@workflow.defn(name=EVENT_PUSHER_WORKFLOW)
+class EventPusher:
+    """Lives for ever; `EventPusherState` is all it carries over."""
+
+    @workflow.init
+    def __init__(self, state: EventPusherState) -> None:
+        self._state = state
+        self._changed = True
+        self._messages = 0
+
+    @workflow.run
+    async def run(self, state: EventPusherState) -> None:
+        while not self._run_is_long():
+            await self._push_until_change()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(self._state)
+
+    def _run_is_long(self) -> bool:
+        return self._messages >= _MESSAGES_A_RUN or workflow.info().is_continue_as_new_suggested()
+
+    async def _push_until_change(self) -> None:
+        """One activity: from one change to the next, or until it has something to tell."""
+        self._changed = False
+        self._show()
+        if not self._state.coordinators:
+            await workflow.wait_condition(lambda: self._changed)
+            return
+        loop = workflow.start_activity_method(
+            CoordinatorActivities.push_set_loop,
+            self._call(),
+            start_to_close_timeout=_LOOP_LIMIT,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=RETRY,
+            cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+            summary=f"SET {len(self._state.views)} instances at {len(self._state.coordinators)} Coordinators, "
+            f"every {self._state.set_interval_sec:g} s",
+        )
+        await workflow.wait_condition(lambda: self._changed or loop.done())
+        if not loop.done():
+            loop.cancel()
+        try:
+            self._learn(await loop)
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise  # an eviction; otherwise our own cancel met the loop's end
+        except ActivityError as error:
+            if not self._changed:
+                workflow.logger.error("the SET loop ended: %s", from_activity_error(error).message)
+                await workflow.sleep(self._state.set_interval_sec, summary="before SET is tried again")
+
+    def _call(self) -> PushLoopCall:
+        ends = [known.forget_at for known in self._state.views.values() if known.forget_at is not None]
+        return PushLoopCall(
+            coordinators=self._coordinators(),
+            views=tuple(known.view for _, known in sorted(self._state.views.items())),
+            set_interval_sec=self._state.set_interval_sec,
+            until=min(ends, default=None),
+        )
+
+    def _learn(self, result: PushLoopResult) -> None:
+        """What a loop told when it ended: who answered when, who is to be forgotten; and deleted instances end too."""
+        kept = {
+            url: record.model_copy(update={"last_answer_at": max(record.last_answer_at, result.answered.get(url, 0.0))})
+            for url, record in self._state.coordinators.items()
+            if url not in result.forgotten
+        }
+        at = now()
+        views = {i: known for i, known in self._state.views.items() if known.forget_at is None or known.forget_at > at}
+        self._become(coordinators=kept, views=views)
+
+    @workflow.update
+    def record_view(self, record: ViewRecord) -> Coordinators:
+        """A new revision, told before its first push; a lower or equal one changes nothing. Replies who must hear of it."""
+        self._messages += 1
+        instance_id = record.topology.instance_id
+        known = self._state.views.get(instance_id)
+        if known is None or record.revision > known.view.revision:
+            self._become(views={**self._state.views, instance_id: KnownView(view=record)})
+            self._changed = True
+        return self._answer(self._state.views[instance_id].view.revision)
+
+    @record_view.validator
+    def _only_ranks_of_the_instance(self, record: ViewRecord) -> None:
+        foreign = sorted(set(record.ranks) - set(record.topology.ranks))
+        if foreign:
+            raise ValueError(f"ranks {foreign} are not ranks of instance {record.topology.instance_id}")
+
+    @workflow.update
+    def announce_coordinator(self, record: CoordinatorRecord) -> Coordinators:
+        """A Coordinator says where it is and which life this is. New, in a new life or without a view: it gets a SET."""
+        self._messages += 1
+        self._take_announcement(record)
+        return self._answer()
+
+    @workflow.query
+    def coordinators(self) -> Coordinators:
+        """Who is known now."""
+        return self._answer()
+
+    @workflow.query
+    def state(self) -> EventPusherState:
+        """Everything: Coordinators, views with their revisions, refused signals."""
+        return self._state
+
+    @workflow.signal(dynamic=True)
+    def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
+        """`announce_coordinator`, `config_changed`, `forget_instance`; anything else, or unreadable, is kept as rejected."""
+        self._messages += 1
+        try:
+            match name:
+                case _ if name == ANNOUNCE_UPDATE:
+                    self._take_announcement(_read(args, CoordinatorRecord))
+                case _ if name == CONFIG_SIGNAL:
+                    self._take_config(_read(args, FaultToleranceConfig))
+                case _ if name == FORGET_SIGNAL:
+                    self._take_deletion(_read(args, ForgetInstance))
+                case _:
+                    raise ValueError("no such signal")
+        except Exception as error:
+            self._reject(name, args, error)
+
+    def _take_announcement(self, record: CoordinatorRecord) -> None:
+        at = now()
+        record = record.model_copy(update={"last_answer_at": min(record.last_answer_at, at) or at})
+        known = self._state.coordinators.get(record.url)
+        same_life = known is not None and known.incarnation == record.incarnation
+        self._become(coordinators={**self._state.coordinators, record.url: record})
+        self._changed = self._changed or not same_life or not record.has_view
+
+    def _take_config(self, config: FaultToleranceConfig) -> None:
+        if config.set_interval_sec != self._state.set_interval_sec:
+            self._become(set_interval_sec=config.set_interval_sec)
+            self._changed = True
+
+    def _take_deletion(self, deleted: ForgetInstance) -> None:
+        known = self._state.views.get(deleted.instance_id)
+        if known is None:
+            raise ValueError(f"instance {deleted.instance_id} is not known")
+        ending = known.model_copy(update={"forget_at": now() + KEEP_WITHDRAWN_SEC})
+        self._become(views={**self._state.views, deleted.instance_id: ending})
+        self._changed = True
+
+    def _reject(self, name: str, args: Sequence[RawValue], error: Exception) -> None:
+        shown = b" ".join(arg.payload.data for arg in args)[:_SHOWN_PAYLOAD].decode(errors="replace")
+        at = datetime.fromtimestamp(now(), UTC).isoformat()
+        rejected = RejectedSignal(at=at, name=name, reason=" ".join(str(error).split()), payload=shown)
+        self._become(rejected=(*self._state.rejected, rejected)[-_KEPT_REJECTED:])
+        self._show()
+
+    def _become(self, **changes: Any) -> None:
+        self._state = self._state.model_copy(update=changes)
+
+    def _coordinators(self) -> tuple[CoordinatorRecord, ...]:
+        return tuple(record for _, record in sorted(self._state.coordinators.items()))
+
+    def _answer(self, known_revision: int = 0) -> Coordinators:
+        return Coordinators(coordinators=self._coordinators(), known_revision=known_revision)
+
+    def _show(self) -> None:
+        lines = ["| instance | revision | ranks |", "|---|---|---|"]
+        lines += [
+            f"| {instance_id} | {known.view.revision} | {', '.join(map(str, known.view.ranks)) or 'withdrawn'} |"
+            for instance_id, known in sorted(self._state.views.items())
+        ]
+        lines += ["", "| Coordinator | incarnation |", "|---|---|"]
+        lines += [f"| {c.url} | {c.incarnation} |" for c in self._coordinators()]
+        lines += ["", *(f"refused signal `{r.name}`: {r.reason}" for r in self._state.rejected)]
+        workflow.set_current_details("\n".join(lines))
+
+
+def _read(args: Sequence[RawValue], model: type[M]) -> M:
+    """The one input of a raw signal. Raises ValueError (pydantic's is one) where there is none, more, or nonsense."""
+    if len(args) != 1:
+        raise ValueError(f"one input is needed, {len(args)} were given")
+    found = workflow.payload_converter().from_payload(args[0].payload, model)
+    if not isinstance(found, model):
+        raise ValueError(f"the input is no {model.__name__}")
+    return found
