@@ -2,6 +2,7 @@
 
     autotomy drill --list                                  what there is
     autotomy drill soft-rank [--out DIR] [--json]          run one
+    autotomy drill soft-rank --times 10                    ten times in a row, with a table of where the time goes
     autotomy drill all [--out DIR]                         run all, one after the other
     autotomy drill restart --list                          the cells of the restart table
     autotomy drill restart --kill worker --at commit-point
@@ -17,13 +18,14 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from domain.errors import AutotomyError
 from drills.console import Console
 from drills.drill import Drill
 from drills.outcome import DrillReport
 from drills.registry import all_drills, find
+from drills.repetition import where_the_time_goes
 from drills.restart import PLACES, PROCESS, Point, Victim, cells, find_cell, restart_drill
 from drills.run import DrillOptions, run_drill
 
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.name is None:
             parser.error("which drill? `--list` shows them")
         chosen = _chosen(given)
-        return asyncio.run(_run_all(chosen, given.out, as_json=given.json, many=given.name == ALL))
+        return asyncio.run(_run_all(chosen, given.out, times=given.times, as_json=given.json))
     except AutotomyError as error:
         print(f"drill: {error}", file=sys.stderr)
         return _COULD_NOT_RUN
@@ -61,10 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"a drill, `{ALL}`, or `{RESTART}`")
     parser.add_argument("--list", action="store_true", help="list the drills (with `restart`: the cells of its table)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the evidence goes (default: in ~/.local/state)")
+    parser.add_argument("--times", type=_positive, default=1, metavar="N", help="run it N times in a row (default: once)")
     parser.add_argument("--json", action="store_true", help="the result as the last line of stdout")
     parser.add_argument("--kill", metavar="WHAT", help=f"restart: {', '.join(Victim)}")
     parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _chosen(given: argparse.Namespace) -> list[Drill]:
@@ -75,13 +84,23 @@ def _chosen(given: argparse.Namespace) -> list[Drill]:
     return [find(given.name)]
 
 
-async def _run_all(drills: Sequence[Drill], out: Path | None, *, as_json: bool, many: bool) -> int:
+async def _run_all(drills: Sequence[Drill], out: Path | None, *, times: int, as_json: bool) -> int:
     worst = 0
     with _cancelled_by_sigterm():
         for drill in drills:
-            report = await _run_one(drill, out / drill.name if out is not None and many else out, as_json=as_json)
-            worst = max(worst, report.exit_code)
+            reports = []
+            for number in range(1, times + 1):
+                parts = [*([drill.name] if len(drills) > 1 else []), *([f"{number:02}"] if times > 1 else [])]
+                reports.append(await _run_one(drill, out.joinpath(*parts) if out is not None else None, as_json=as_json))
+            worst = max([worst, *(report.exit_code for report in reports)])
+            if times > 1:
+                _sum_up(drill, reports, sys.stderr if as_json else sys.stdout)
     return worst
+
+
+def _sum_up(drill: Drill, reports: Sequence[DrillReport], stream: TextIO) -> None:
+    passed = sum(report.passed for report in reports)
+    print(f"{drill.name}: {passed} of {len(reports)} passed\n\n{where_the_time_goes(reports)}\n", file=stream, flush=True)
 
 
 async def _run_one(drill: Drill, out: Path | None, *, as_json: bool) -> DrillReport:

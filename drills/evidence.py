@@ -86,9 +86,6 @@ class Evidence:
 
     workflows: Sequence[str]
     orphans: Sequence[str]
-    stopped: bool
-    """Whether the installation was stopped afterwards."""
-
     killed: frozenset[str]
 
     @cached_property

@@ -21,8 +21,7 @@ CheckFunction = Callable[[Evidence, Expectation], Check]
 
 def judge(drill: Drill, evidence: Evidence) -> tuple[Check, ...]:
     """All checks of a drill, its own first."""
-    wanted = [*checks_of(drill), *([nothing_left] if evidence.stopped else [])]
-    own = [function(evidence, drill.expected) for function in wanted]
+    own = [function(evidence, drill.expected) for function in checks_of(drill)]
     return (*own, *invariant_checks(evidence))
 
 
@@ -48,7 +47,7 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
         wanted.append(repeated_set)
     if drill.traffic:
         wanted += [requests_after, client_reached_each]
-    return [*wanted, histories_exported]
+    return [*wanted, histories_exported, nothing_left]
 
 
 def _rounds(evidence: Evidence) -> dict[str, list[EngineLine]]:
@@ -277,7 +276,7 @@ def histories_exported(evidence: Evidence, _expected: Expectation) -> Check:
 def nothing_left(evidence: Evidence, _expected: Expectation) -> Check:
     """After the installation was stopped no process carried its run id."""
     faults = [f"left behind: {orphan}" for orphan in evidence.orphans]
-    started = len({event.name for event in evidence.stack_events if event.event is EventKind.STARTED}) if evidence.stopped else 0
+    started = len({event.name for event in evidence.stack_events if event.event is EventKind.STARTED})
     return Check.of("nothing left behind", started, faults, f"of {started} processes and their engines none is left")
 
 

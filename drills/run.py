@@ -60,16 +60,12 @@ class DrillOptions:
     Args:
         out: the bundle's directory; None: a new one below the user's state directory.
         on_event: told what happens, while it happens.
-        run_dir: the installation's directory; None: a temporary one, removed afterwards.
-        keep: leave the installation running, also beyond this process; then what is left behind is not judged.
         before_down: awaited while the installation still runs (its Web UI can be looked at).
         requests_per_sec: the client's pace.
     """
 
     out: Path | None = None
     on_event: OnDrillEvent = ignore
-    run_dir: Path | None = None
-    keep: bool = False
     before_down: Callable[[Stack], Awaitable[None]] | None = None
     requests_per_sec: float = 10.0
 
@@ -82,8 +78,7 @@ async def run_drill(drill: Drill, options: DrillOptions | None = None) -> DrillR
     try:
         report = await run.to_its_end()
     finally:
-        if options.run_dir is None and not options.keep:
-            shutil.rmtree(run.run_dir, ignore_errors=True)
+        shutil.rmtree(run.run_dir, ignore_errors=True)
     write_report(directory, report)
     return report
 
@@ -95,7 +90,7 @@ class _Run:
         self.drill = drill
         self.options = options
         self.directory = directory
-        self.run_dir = options.run_dir or Path(tempfile.mkdtemp(prefix="autotomy-drill-"))
+        self.run_dir = Path(tempfile.mkdtemp(prefix="autotomy-drill-"))
         self.timeline = Timeline()
         self.requests: list[RequestRecord] = []
         self.failure: str | None = None
@@ -108,26 +103,15 @@ class _Run:
         async with FailpointDriver() as failpoints:
             spec = self._armed(failpoints)
             try:
-                stack = await self._launch(spec)
+                stack = await Stack.launch(
+                    spec, self.run_dir, owner=own_identity(), ephemeral=True, on_event=self._on_stack_event
+                )
             except AutotomyError as error:
                 return self._not_started(error)
-            kept = False
             try:
-                report = await self._with(stack, failpoints)
-                kept = self.options.keep
-                return report
+                return await self._with(stack, failpoints)
             finally:
-                if not kept:
-                    await asyncio.shield(asyncio.ensure_future(stack.down()))
-
-    async def _launch(self, spec: StackSpec) -> Stack:
-        return await Stack.launch(
-            spec,
-            self.run_dir,
-            owner=None if self.options.keep else own_identity(),
-            ephemeral=self.options.run_dir is None and not self.options.keep,
-            on_event=self._on_stack_event,
-        )
+                await asyncio.shield(asyncio.ensure_future(stack.down()))
 
     def _armed(self, failpoints: FailpointDriver) -> StackSpec:
         armed = {process: failpoints.armed(*names) for process, names in self.drill.failpoints.items()}
@@ -146,10 +130,9 @@ class _Run:
             evidence = await self._collect(scene)
         if self.options.before_down is not None:
             await self.options.before_down(stack)
-        if not self.options.keep:
-            scene.step("stopping the installation")
-            down = await stack.down()
-            evidence = dataclasses.replace(evidence, orphans=down.orphans, stopped=True)
+        scene.step("stopping the installation")
+        down = await stack.down()
+        evidence = dataclasses.replace(evidence, orphans=down.orphans)
         return self._report(scene, evidence)
 
     def _observer(self, stack: Stack) -> Observer:
@@ -242,7 +225,6 @@ class _Run:
             unchanged_refreshes=scene.unchanged_refreshes,
             workflows=self.histories.files,
             orphans=(),
-            stopped=False,
             killed=frozenset(scene.killed),
         )
 

@@ -234,7 +234,6 @@ def evidence(**changes: object) -> Evidence:
         unchanged_refreshes={"coordinator-0": 2.0},
         workflows=["fault-manager-7.json"],
         orphans=(),
-        stopped=True,
         killed=frozenset(),
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
