@@ -1,0 +1,81 @@
+"""A Controller under a test's thumb: takes reports and heartbeats, keeps them, answers as it is told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from domain.messages.controller import HeartbeatRequest
+from domain.messages.node_manager import PodReport, RankReport
+from service.http import bind, serve_socket, url_of
+
+
+@dataclass
+class FakeController:
+    """`report_codes`: answers to the next reports, then 200. Models parse what arrives: a wrong form fails the test."""
+
+    report_codes: list[int] = field(default_factory=list)
+    reports: list[PodReport] = field(default_factory=list)
+    turned_away: int = 0
+    heartbeats: list[HeartbeatRequest] = field(default_factory=list)
+    heartbeat_reply: dict[str, Any] | None = None
+    url: str = ""
+
+    async def _report(self, request: Request) -> Response:
+        report = PodReport.model_validate_json(await request.body())
+        code = self.report_codes.pop(0) if self.report_codes else 200
+        if code != 200:
+            self.turned_away += 1
+            return JSONResponse({"code": code, "message": "no", "data": {"reason": "TEST"}}, status_code=code)
+        self.reports.append(report)
+        return JSONResponse({"code": 200, "message": "Success", "data": {"accepted": True, "reason": ""}})
+
+    async def _heartbeat(self, request: Request) -> Response:
+        self.heartbeats.append(HeartbeatRequest.model_validate_json(await request.body()))
+        if self.heartbeat_reply is None:
+            return JSONResponse({"code": 503, "message": "unknown instance", "data": {}}, status_code=503)
+        return JSONResponse({"code": 200, "message": "Success", "data": self.heartbeat_reply})
+
+    def told(self, rank: int) -> list[RankReport]:
+        """All that was reported of a rank, in order of arrival."""
+        return [one for report in self.reports for one in report.reports if one.engine_id == rank]
+
+    def last(self, rank: int) -> RankReport | None:
+        told = self.told(rank)
+        return told[-1] if told else None
+
+    def says(self, rank: int, status: int, source: str = "engine") -> Callable[[], bool]:
+        def condition() -> bool:
+            last = self.last(rank)
+            return last is not None and (last.engine_status, last.source.value) == (status, source)
+
+        return condition
+
+
+HEALTHY, DEAD, UNHEALTHY = 0, 1, 2
+
+
+@contextlib.asynccontextmanager
+async def controller_serving(controller: FakeController, port: int = 0) -> AsyncIterator[FakeController]:
+    sock = bind("127.0.0.1", port)
+    controller.url = url_of(sock)
+    app = Starlette(
+        routes=[
+            Route("/controller/report_software_fault", controller._report, methods=["POST"]),
+            Route("/controller/heartbeat", controller._heartbeat, methods=["POST"]),
+        ]
+    )
+    stop, ready = asyncio.Event(), asyncio.Event()
+    server = asyncio.create_task(serve_socket(app, sock, stop=stop, on_ready=lambda _url: ready.set(), grace_sec=0.1))
+    try:
+        await asyncio.wait_for(ready.wait(), 10)
+        yield controller
+    finally:
+        stop.set()
+        await asyncio.wait_for(server, 10)
