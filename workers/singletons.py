@@ -1,0 +1,88 @@
+"""The workflows of which there is one: started by whichever worker comes first, told when a worker brings another config.
+
+Whoever starts second finds them running; Temporal's workflow ids decide. A FaultManager hears of the configuration by
+signal, never by reading settings (design §3); one that has it already changes nothing.
+"""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Final
+
+from pydantic import BaseModel
+from temporalio.client import Client, RPCTimeoutOrCancelledError, WorkflowQueryFailedError
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from domain.config import FaultToleranceConfig
+from domain.messages.event_pusher import EventPusherState
+from domain.messages.strategy import (
+    CONFIG_SIGNAL,
+    EVENT_PUSHER_ID,
+    EVENT_PUSHER_WORKFLOW,
+    INSTANCE_REGISTRY_ID,
+    INSTANCE_REGISTRY_WORKFLOW,
+    RegistryStart,
+    RegistryView,
+    fault_manager_id,
+)
+
+log = logging.getLogger(__name__)
+
+_TASK_TIMEOUT: Final = timedelta(seconds=2)
+_RPC_TIMEOUT: Final = timedelta(seconds=5)
+_AGAIN_SEC: Final = 2.0
+
+
+async def keep_singletons(client: Client, task_queue: str, config: FaultToleranceConfig) -> None:
+    """Starts what does not run and tells the configuration; tried again until it was done. Needs a polling worker."""
+    while True:
+        try:
+            await _start(client, task_queue, EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, _event_pusher(config))
+            await _start(client, task_queue, INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, RegistryStart())
+            await _tell_config(client, config)
+        except (RPCError, RPCTimeoutOrCancelledError, WorkflowQueryFailedError) as error:
+            log.warning("singletons cannot be started or told yet, trying again", extra={"why": str(error)})
+            await asyncio.sleep(_AGAIN_SEC)
+        else:
+            return
+
+
+def _event_pusher(config: FaultToleranceConfig) -> EventPusherState:
+    return EventPusherState(set_interval_sec=config.set_interval_sec)
+
+
+async def _start(client: Client, task_queue: str, workflow: str, workflow_id: str, start: BaseModel) -> None:
+    await client.start_workflow(
+        workflow,
+        start,
+        id=workflow_id,
+        task_queue=task_queue,
+        task_timeout=_TASK_TIMEOUT,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        rpc_timeout=_RPC_TIMEOUT,
+    )
+
+
+async def _tell_config(client: Client, config: FaultToleranceConfig) -> None:
+    pusher = client.get_workflow_handle(EVENT_PUSHER_ID)
+    state: EventPusherState = await pusher.query("state", result_type=EventPusherState, rpc_timeout=_RPC_TIMEOUT)
+    if state.set_interval_sec != config.set_interval_sec:
+        await pusher.signal(CONFIG_SIGNAL, config, rpc_timeout=_RPC_TIMEOUT)
+    registry = client.get_workflow_handle(INSTANCE_REGISTRY_ID)
+    known: RegistryView = await registry.query("instances", result_type=RegistryView, rpc_timeout=_RPC_TIMEOUT)
+    if not known.instances:
+        return
+    await registry.signal(CONFIG_SIGNAL, config, rpc_timeout=_RPC_TIMEOUT)
+    for instance in known.instances:
+        await _tell_fault_manager(client, instance.topology.instance_id, config)
+
+
+async def _tell_fault_manager(client: Client, instance_id: int, config: FaultToleranceConfig) -> None:
+    try:
+        handle = client.get_workflow_handle(fault_manager_id(instance_id))
+        await handle.signal(CONFIG_SIGNAL, config, rpc_timeout=_RPC_TIMEOUT)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        log.warning("instance has no running FaultManager to tell the configuration", extra={"instance": instance_id})
