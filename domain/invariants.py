@@ -18,6 +18,7 @@ from domain.config import DpScaleDownConfig
 from domain.engine import EngineStatus, Instruction
 from domain.model import Strict
 from domain.observations import (
+    AddressSeen,
     ApplySeen,
     CommitSeen,
     EngineIdSeen,
@@ -173,21 +174,25 @@ def _removed_is_committed_and_dead(observed: Observed) -> tuple[int, Iterable[Fa
 
 def _numbers_stay(observed: Observed) -> tuple[int, Iterable[Fault]]:
     views, routes = list(observed.of(ViewSeen)), list(observed.of(RouteSeen))
+    homes: list[tuple[int, str, Event]] = [
+        (rank, address, view) for view in views for rank, address in view.endpoints.items() if address
+    ]
+    homes += [(seen.rank, seen.address, seen) for seen in observed.of(AddressSeen)]
 
     def faults() -> Iterator[Fault]:
-        home: dict[int, tuple[str, ViewSeen]] = {}
         for view in views:
             if foreign := view.endpoints.keys() - observed.original:
                 yield f"view holds {_list(foreign)}, which the instance never had", (view,)
-            for rank, address in ((rank, address) for rank, address in view.endpoints.items() if address):
-                known, earlier = home.setdefault(rank, (address, view))
-                if known != address:
-                    yield f"rank {rank} moved from {known} to {address}", (earlier, view)
+        first: dict[int, tuple[str, Event]] = {}
+        for rank, address, seen in homes:
+            known, earlier = first.setdefault(rank, (address, seen))
+            if known != address:
+                yield f"rank {rank} moved from {known} to {address}", (earlier, seen)
         for route in routes:
             if route.answered_by is not None and route.answered_by != route.rank:
                 yield f"a request routed to rank {route.rank} was answered by rank {route.answered_by}", (route,)
 
-    return len(views) + len(routes), faults()
+    return len(views) + len(homes) + len(routes), faults()
 
 
 def _not_committed_early(observed: Observed) -> tuple[int, Iterable[Fault]]:

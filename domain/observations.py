@@ -126,6 +126,13 @@ class ViewSeen(Observation):
     endpoints: Mapping[Rank, str]
 
 
+class AddressSeen(Observation):
+    """A rank was found published at "ip:port", whenever that was done."""
+
+    rank: Rank
+    address: str
+
+
 class RouteSeen(Observation):
     """A request that started `at` was routed to `rank`; `answered_by` is the rank that the answer itself names."""
 
@@ -202,6 +209,7 @@ Event = (
     | VerdictSeen
     | CommitSeen
     | ViewSeen
+    | AddressSeen
     | RouteSeen
     | PhaseSeen
     | GenerationSeen

@@ -27,6 +27,7 @@ class Outcome(StrEnum):
 class Expectation(Strict):
     """`losses`: per in-place round the ranks that it removes. `outcome`: how it stands at the end.
 
+    `may_apply`: engines may have been told something before a rebuild (never twice: I1).
     `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`: no withdrawal earlier than this
     after the injection. `masters`: per round the rank whose address every apply must name. `kept_pods`: NodeManagers
     that must live on. `repeated_set`: the periodic SET must have come, and have changed nothing.
@@ -35,6 +36,7 @@ class Expectation(Strict):
     outcome: Outcome
     losses: tuple[tuple[int, ...], ...] = ()
     masters: tuple[int, ...] = ()
+    may_apply: bool = False
     no_round: bool = False
     rebuild_not_before_sec: float | None = None
     kept_pods: tuple[str, ...] = ()

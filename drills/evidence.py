@@ -146,24 +146,32 @@ class Evidence:
 
     @cached_property
     def serving_again_at(self) -> float | None:
-        """When the last Coordinator took over its last view; None where it serves nothing."""
-        last = [
-            max((line.mono for line in lines if line.applied and line.ranks), default=None) for lines in self.view_lines.values()
-        ]
-        taken = [at for at in last if at is not None]
-        return max(taken) if taken and len(taken) == len(last) else None
+        """When the last Coordinator began to serve for the last time; None where one serves nothing at the end."""
+        return self._serving_since(self.ended_at)
 
     @cached_property
     def windows(self) -> tuple[tuple[float, float | None], ...]:
-        """Per episode from its injection until a view was published again, whatever way that came about."""
+        """Per episode from its injection until every Coordinator served again, whatever way that came about."""
         ends = (*self.injections[1:], self.ended_at)
         found = []
-        for episode, end in zip(self.episodes, ends, strict=True):
-            again = episode.published_at
-            if again is None and self.serving_again_at is not None and episode.injected_at < self.serving_again_at <= end:
-                again = self.serving_again_at
-            found.append((episode.injected_at, again))
+        for begin, end in zip(self.injections, ends, strict=True):
+            since = self._serving_since(end)
+            found.append((begin, since if since is not None and since > begin else None))
         return tuple(found)
+
+    def _serving_since(self, end: float) -> float | None:
+        """When the last Coordinator went from serving nothing to serving, before `end`; None where one served nothing then."""
+        since: list[float] = []
+        for lines in self.view_lines.values():
+            began: float | None = None
+            for line in lines:
+                if line.mono >= end or not (line.applied or line.event == "start"):
+                    continue
+                began = None if not line.ranks else line.mono if began is None else began
+            if began is None:
+                return None
+            since.append(began)
+        return max(since, default=None)
 
     @cached_property
     def observed(self) -> Observed:

@@ -31,7 +31,7 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
     wanted: list[CheckFunction] = []
     if expected.losses:
         wanted += [one_apply_per_engine, removed_sets, withdrawn_before_apply, published_after_recovery]
-    else:
+    elif not expected.may_apply:
         wanted += [no_apply]
     if expected.masters:
         wanted.append(masters)

@@ -20,6 +20,7 @@ from domain.errors import Transient
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView
 from domain.messages.node_manager import FT_PREFIX, JournalReply
 from domain.observations import (
+    AddressSeen,
     CommitSeen,
     Event,
     GenerationSeen,
@@ -29,8 +30,6 @@ from domain.observations import (
     SourceKind,
     SourceRead,
     VerdictSeen,
-    ViewChange,
-    ViewSeen,
 )
 from domain.runtime import RuntimeRecord
 from drills.timeline import Timeline
@@ -186,15 +185,12 @@ class Observer:
             return
         published = view.instance(self._instance_id)
         if published is not None and view.has_view:
-            addresses = {
-                endpoint.id: f"{endpoint.ip}:{endpoint.business_port}"
+            at = time.monotonic()
+            self.events += [
+                AddressSeen(at=at, rank=endpoint.id, address=f"{endpoint.ip}:{endpoint.business_port}")
                 for in_pod in published.endpoints.values()
                 for endpoint in in_pod.values()
-            }
-            at = time.monotonic()
-            # a look is no refresh: it has no revision of its own to be judged by
-            seen = ViewSeen(at=at, coordinator=f"{name} (seen)", change=ViewChange.SET, revision=None, endpoints=addresses)
-            self.events.append(seen)
+            ]
         self._changed.set()
         if self.on_view:
             self.on_view(served_ranks(view, self._instance_id))

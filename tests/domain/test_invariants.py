@@ -12,6 +12,7 @@ from domain.config import DpScaleDownConfig
 from domain.engine import EngineStatus, Instruction
 from domain.invariants import Invariant, check, check_all, round_bound_sec, violations
 from domain.observations import (
+    AddressSeen,
     ApplySeen,
     EngineIdSeen,
     Event,
@@ -154,6 +155,9 @@ PLANTED = [
     Planted("a committed rank missing in the second apply", {"I2"}, more=(died(3, 130.0), apply_to(0, frozenset({3}), 140, "x"))),
     Planted("a rank that never was is served", {"I3"}, more=(view_of(108.0, 4, {0, 2, 3, 9}),)),
     Planted("a rank moved to another port", {"I3"}, more=(moved_view(108.0, 4),)),
+    Planted(
+        "a rank found at another port", {"I3"}, more=tuple(AddressSeen(at=9, rank=0, address=where) for where in ("a:1", "b:1"))
+    ),
     Planted("a request answered by another rank", {"I3"}, more=(RouteSeen(at=108.0, rank=0, answered_by=2),)),
     Planted("dead_committed before the engines recovered", {"I4"}, more=(early_record(),)),
     Planted("committed before the engines recovered", {"I4"}, without(RecoveredSeen)),

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from domain.messages.node_manager import GuardRecord
-from domain.observations import CommitSeen, GenerationSeen, GuardGone, GuardSeen, PhaseSeen, SourceRead, VerdictSeen, ViewSeen
+from domain.observations import AddressSeen, CommitSeen, GenerationSeen, GuardGone, GuardSeen, PhaseSeen, SourceRead, VerdictSeen
 from domain.runtime import FtPhase, RuntimeRecord
 from drills.observer import NotSeen, Observer
 from drills.repeated_sets import unchanged_refreshes
@@ -77,7 +77,7 @@ async def test_a_round_is_seen_from_its_guard_to_its_view(serving: Serving) -> N
     assert [kind for kind in kinds if kind in (GuardSeen, VerdictSeen, GuardGone)] == [GuardSeen, VerdictSeen, GuardGone]
     assert [e.generation for e in observer.events if isinstance(e, GenerationSeen)] == [1]
     assert [e.ranks for e in observer.events if isinstance(e, CommitSeen)] == [frozenset({1})]
-    assert [sorted(e.endpoints) for e in observer.events if isinstance(e, ViewSeen)] == [list(RANKS), list(SURVIVORS)]
+    assert [e.rank for e in observer.events if isinstance(e, AddressSeen)] == [*RANKS, *SURVIVORS]
     assert any(isinstance(event, PhaseSeen) and event.asked_at <= event.at for event in observer.events)
     assert phases[0] == "NORMAL"
     assert [source.who for source in observer.sources() if isinstance(source, SourceRead)] == ["node-manager-0"]
