@@ -40,6 +40,7 @@ def picture_of(name: str, verdict: str, evidence: Evidence, timeline: Timeline, 
         begin=-_BEFORE_SEC,
         end=end,
         lanes=tuple(lanes),
+        injections=tuple(Tick(at=m.at - zero, label=m.value) for m in timeline if m.who == "drill" and m.what == "inject"),
         stages=stage_seconds(shrunk) if shrunk is not None else {},
     )
 

@@ -82,15 +82,15 @@ class Lane(Strict):
 
 
 class Picture(Strict):
-    """What `draw` needs. `begin`, `end`: the visible time, seconds since the injection."""
+    """What `draw` needs. `begin`, `end`: the visible time; `injections`: what was done when; seconds since the first."""
 
     title: str
     subtitle: str
     begin: float
     end: float
     lanes: tuple[Lane, ...]
+    injections: tuple[Tick, ...] = ()
     stages: dict[str, float] = {}
-    stages_begin: float = 0.0
 
 
 def draw(picture: Picture) -> str:
@@ -107,7 +107,7 @@ def draw(picture: Picture) -> str:
     parts += _axis(picture, bottom)
     for index, lane in enumerate(picture.lanes):
         parts += _lane(picture, lane, _TOP + _LANE * index)
-    parts += _injection(picture, bottom)
+    parts += _injections(picture, bottom)
     parts += _stage_strip(picture, bottom + 44)
     return "\n".join([*parts, "</svg>", ""])
 
@@ -171,10 +171,14 @@ def _lane(picture: Picture, lane: Lane, top: float) -> Iterable[str]:
             )
 
 
-def _injection(picture: Picture, bottom: float) -> Iterable[str]:
-    x = _x(picture, 0.0)
-    yield f'<line x1="{x}" y1="{_TOP - 14}" x2="{x}" y2="{bottom}" stroke="#c8553d" stroke-width="1.5" stroke-dasharray="4 3"/>'
-    yield f'<text x="{x + 4}" y="{_TOP - 8}" fill="#c8553d" font-size="11">injection</text>'
+def _injections(picture: Picture, bottom: float) -> Iterable[str]:
+    for number, injection in enumerate(picture.injections):
+        x = _x(picture, injection.at)
+        dash = 'stroke="#c8553d" stroke-width="1.5" stroke-dasharray="4 3"'
+        title = f"<title>{escape(injection.label)}, {injection.at:.3f} s</title>"
+        yield f'<line x1="{x}" y1="{_TOP - 14}" x2="{x}" y2="{bottom}" {dash}>{title}</line>'
+        word = "injection" if number == 0 else f"{number + 1}"
+        yield f'<text x="{x + 4}" y="{_TOP - 8}" fill="#c8553d" font-size="11">{word}{title}</text>'
 
 
 def _stage_strip(picture: Picture, top: float) -> Iterable[str]:
