@@ -101,7 +101,7 @@ class InstanceState(Strict):
 
     `deferred_ends`: ends of strategies that came while it was still learning. `pace_told`: the poll interval that the
     NodeManagers were last told. `search_attributes`: those that the server knows, None while nobody has asked.
-    `terminate_at`: when the deletion of the instance is over, done or not.
+    `terminate_at`: when the deletion of the instance is over, done or not; `stop_engines`: its engines are stopped, too.
     """
 
     instance_id: InstanceId
@@ -136,6 +136,7 @@ class InstanceState(Strict):
     rejected_signals: tuple[RejectedSignal, ...] = ()
     search_attributes: tuple[str, ...] | None = None
     terminate_at: float | None = None
+    stop_engines: bool = False
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -260,7 +261,7 @@ class InstanceState(Strict):
             case Life.ASSEMBLING:
                 return self._waiting_for_assembly()
             case Life.ENDING:
-                return Waiting(reason="the instance was deleted", until=None, then="withdrawn, engines stopped, end")
+                return Waiting(reason="the instance was deleted", until=None, then="it is withdrawn, and this FaultManager ends")
         if self.strategy is not None:
             what = f"{self.strategy.workflow_id}: {self.strategy.detail or 'started'}"
             return Waiting(reason=what, until=None, then=decision.then if decision else "")

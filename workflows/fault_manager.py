@@ -26,9 +26,12 @@ with workflow.unsafe.imports_passed_through():
     from domain.decision import Action, Decision, DecisionReason, decide
     from domain.instance import InstanceState, Life
     from domain.learning import assembled
+    from domain.messages.event_pusher import ForgetInstance
     from domain.messages.round import CommitRecord, RoundOrder
     from domain.messages.strategy import (
+        EVENT_PUSHER_ID,
         FAULT_MANAGER_WORKFLOW,
+        FORGET_SIGNAL,
         STOP_SIGNAL,
         CommandOutcome,
         CommandReply,
@@ -230,7 +233,7 @@ class FaultManager:
             self._memory.note_failure(f"stop {strategy.workflow_id}", str(error))
 
     async def _end(self) -> None:
-        """The instance was deleted: no strategy, no view, no engines. Bounded; what is left over is said."""
+        """The instance was deleted: no strategy, no view, and engines only if they are wanted. Bounded; what is left is said."""
         state = self._state
         over = state.terminate_at is not None and now() >= state.terminate_at
         if state.strategy is not None and not over:
@@ -240,9 +243,12 @@ class FaultManager:
             return
         self._memory.become(state.but(strategy=None, generation=state.generation + 1))
         try:
-            await self._errands.stop_engines()
-        except ActivityError as error:
-            self._memory.note_failure("stop", str(error.cause or error))
+            if state.stop_engines:
+                await self._errands.stop_engines()
+            pusher = workflow.get_external_workflow_handle(EVENT_PUSHER_ID)
+            await pusher.signal(FORGET_SIGNAL, ForgetInstance(instance_id=state.instance_id))
+        except FailureError as error:
+            self._memory.note_failure("end", str(error.cause or error))
         self._ended = True
 
     def _continue_wanted(self) -> bool:

@@ -1,5 +1,7 @@
 """What a person sees of a FaultManager in Temporal's Web UI: its page, and the attributes by which it is found."""
 
+from typing import Any
+
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
@@ -23,9 +25,9 @@ def show(memory: Memory) -> None:
         workflow.upsert_search_attributes(updates)
 
 
-def _attribute_updates(record: RuntimeRecord, usable: tuple[str, ...]) -> list[SearchAttributeUpdate]:
+def _attribute_updates(record: RuntimeRecord, usable: tuple[str, ...]) -> list[SearchAttributeUpdate[Any]]:
     shown = workflow.info().typed_search_attributes
-    updates: list[SearchAttributeUpdate] = []
+    updates: list[SearchAttributeUpdate[Any]] = []
     dead = [str(rank) for rank in record.dead_committed]
     if _INSTANCE_ID.name in usable and shown.get(_INSTANCE_ID) != record.instance_id:
         updates.append(_INSTANCE_ID.value_set(record.instance_id))

@@ -25,6 +25,7 @@ from domain.messages.strategy import (
     PROGRESS_SIGNAL,
     REPORT_SIGNAL,
     TERMINATE_SIGNAL,
+    Removal,
     StrategyEnd,
     StrategyProgress,
 )
@@ -185,11 +186,13 @@ def _on_config(state: InstanceState, values: list[Any], now: float) -> InstanceS
 
 
 def _on_terminate(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    why = values[0].get("reason") if values and isinstance(values[0], dict) else None
+    removal = _parsed(Removal, values) if values else Removal()
     if state.life is Life.ENDING:
         return state
-    ended_by = f"the instance was deleted: {why}" if why else "the instance was deleted"
-    return state.withdrawn(now).but(life=Life.ENDING, terminate_at=now + ENDING_LIMIT_SEC, last_error=ended_by)
+    ended_by = f"the instance was deleted: {removal.reason}" if removal.reason else "the instance was deleted"
+    return state.withdrawn(now).but(
+        life=Life.ENDING, terminate_at=now + ENDING_LIMIT_SEC, stop_engines=removal.stop_engines, last_error=ended_by
+    )
 
 
 _HANDLERS: Final[dict[str, Handler]] = {

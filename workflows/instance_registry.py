@@ -31,6 +31,7 @@ with workflow.unsafe.imports_passed_through():
         RegistryReply,
         RegistryStart,
         RegistryView,
+        Removal,
         RemoveCall,
         fault_manager_id,
     )
@@ -82,7 +83,6 @@ class InstanceRegistry:
             version=version,
             configs={**self._state.configs, instance_id: call.config},
             to_start={**self._state.to_start, instance_id: _now() + START_LIMIT_SEC},
-            to_end=tuple(one for one in self._state.to_end if one != instance_id),
         )
         return self._reply(RegistryOutcome.DECLARED, f"instance {instance_id} is declared; its FaultManager assembles it")
 
@@ -103,7 +103,10 @@ class InstanceRegistry:
             version=self._state.version + 1,
             configs=_without(self._state.configs, call.instance_id),
             to_start=_without(self._state.to_start, call.instance_id),
-            to_end=(*self._state.to_end, call.instance_id),
+            to_end={
+                **self._state.to_end,
+                call.instance_id: Removal(reason=call.reason, stop_engines=call.stop_engines),
+            },
         )
         return self._reply(RegistryOutcome.REMOVED, f"instance {call.instance_id} is being taken down")
 
@@ -163,13 +166,13 @@ class InstanceRegistry:
 
     async def _end_removed(self) -> None:
         """A FaultManager that is gone has nothing to take down any more."""
-        for instance_id in self._state.to_end:
+        for instance_id, removal in list(self._state.to_end.items()):
             handle = workflow.get_external_workflow_handle(fault_manager_id(instance_id))
             try:
-                await handle.signal(TERMINATE_SIGNAL)
+                await handle.signal(TERMINATE_SIGNAL, removal)
             except FailureError as error:
                 workflow.logger.info("no FaultManager to end", extra={"instance": instance_id, "why": str(error)})
-            self._become(to_end=tuple(one for one in self._state.to_end if one != instance_id))
+            self._become(to_end=_without(self._state.to_end, instance_id))
 
     def _show(self) -> None:
         lines = [f"## {len(self._state.instances)} instances", "", "| instance | job | model | ranks |", "|---|---|---|---|"]

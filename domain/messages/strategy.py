@@ -53,7 +53,10 @@ CLEAR_SIGNAL = "clear_software_fault"
 """To FaultManager, by hand: `{"engine_id": 1}`, the rank is healthy after all. A process exit cannot be cleared."""
 
 TERMINATE_SIGNAL = "terminate"
-"""To FaultManager, optionally `{"reason": "…"}`: the instance was deleted. Withdraw, stop the engines, end."""
+"""To FaultManager, optionally `{"reason": "…", "stop_engines": true}`: the instance was deleted. Withdraw it, and end."""
+
+FORGET_SIGNAL = "forget_instance"
+"""To EventPusher, one `ForgetInstance`: it was deleted; its view, withdrawn before, is listed for an hour more."""
 
 STATUS_QUERY = "status"
 """To FaultManager → `RuntimeRecord`."""
@@ -381,10 +384,21 @@ class DeclareCall(Strict):
 
 
 class RemoveCall(Strict):
-    """Update `remove` of InstanceRegistry: the instance is withdrawn, its engines are stopped, its FaultManager ends."""
+    """Update `remove` of InstanceRegistry: the instance is withdrawn and forgotten, its FaultManager ends.
+
+    `stop_engines`: its NodeManagers are told to stop their engines too; otherwise they are left alone.
+    """
 
     instance_id: InstanceId
     reason: str = ""
+    stop_engines: bool = False
+
+
+class Removal(Strict):
+    """Signal `terminate` to a FaultManager."""
+
+    reason: str = ""
+    stop_engines: bool = False
 
 
 class RegistryOutcome(StrEnum):
@@ -440,5 +454,5 @@ class RegistryStart(Strict):
     version: int = 0
     configs: dict[int, FaultToleranceConfig] = Field(default_factory=dict)
     to_start: dict[InstanceId, float] = Field(default_factory=dict)
-    to_end: tuple[InstanceId, ...] = ()
+    to_end: dict[InstanceId, Removal] = Field(default_factory=dict)
     rejected_signals: tuple[RejectedSignal, ...] = ()

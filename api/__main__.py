@@ -1,0 +1,7 @@
+"""`python -m api`."""
+
+import sys
+
+from api.main import main
+
+sys.exit(main())

@@ -1,0 +1,82 @@
+"""The Controller's HTTP service, put together. Each group of routes is in its own module."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from api.cache import Instances
+from api.coordinators import coordinator_routes
+from api.errors import ApiReason
+from api.faults import fault_routes
+from api.gateway import Gateway, WorkflowUnknown
+from api.health import health_routes
+from api.heartbeats import heartbeat_routes
+from api.instances import instance_routes, registry_start
+from api.state import Api, Figures
+from api.status import status_routes
+from domain.messages.strategy import (
+    EVENT_PUSHER_ID,
+    EVENT_PUSHER_WORKFLOW,
+    INSTANCE_REGISTRY_ID,
+    INSTANCE_REGISTRY_WORKFLOW,
+)
+from service.http import HttpError, create_app, failure
+from service.metrics import add_metrics_route, new_registry
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SEC: Final = 0.5
+
+
+def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
+    """The application. Its lifespan connects to Temporal in the background: it answers (503) from the first moment."""
+    registry = new_registry()
+    api = Api(
+        gateway=gateway,
+        instances=Instances(gateway),
+        config=settings.fault_tolerance_config,
+        figures=Figures(registry),
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        beginning = asyncio.create_task(_begin(api), name="connect to Temporal")
+        try:
+            yield
+        finally:
+            beginning.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beginning
+
+    app = create_app("Autotomy Controller", lifespan=lifespan)
+    app.add_exception_handler(WorkflowUnknown, _on_unknown_workflow)
+    for routes in (fault_routes, heartbeat_routes, coordinator_routes, instance_routes, status_routes, health_routes):
+        app.include_router(routes(api))
+    add_metrics_route(app, registry)
+    return app
+
+
+async def _on_unknown_workflow(_request: Request, _error: Exception) -> JSONResponse:
+    """Declared, but its workflow does not run: it is started by the next report or heartbeat."""
+    return failure(503, ApiReason.NO_WORKER, "the workflow that would answer does not run yet; try again in a moment")
+
+
+async def _begin(api: Api) -> None:
+    """Connect, and see to it that the two workflows that there is one of are there. For as long as it takes."""
+    await api.gateway.connect()
+    while True:
+        try:
+            await api.gateway.ensure_running(EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, api.event_pusher_start())
+            start = await registry_start(api)
+            await api.gateway.ensure_running(INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, start)
+        except HttpError as error:
+            log.warning("not ready yet, trying again", extra={"why": error.message})
+            await asyncio.sleep(_AGAIN_SEC)
+        else:
+            return

@@ -1,0 +1,125 @@
+"""What the API remembers for a moment, so that reports and heartbeats do not ask a workflow each.
+
+Declarations never change while an instance lives, so they may be old; an id that is not there is asked for again at once.
+Records are kept for about one heartbeat interval. When nobody answers, an old record is better than none, for a while: a
+heartbeat's reply only ever adds committed ranks. Concurrent requests share one question.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+from api.errors import ApiReason
+from api.gateway import Gateway, WorkflowUnknown
+from domain.messages.strategy import (
+    INSTANCE_REGISTRY_ID,
+    INSTANCES_QUERY,
+    STATUS_QUERY,
+    RegisteredInstance,
+    RegistryView,
+    fault_manager_id,
+)
+from domain.runtime import RuntimeRecord
+from domain.topology import Topology
+from service.http import HttpError
+
+T = TypeVar("T")
+
+DECLARATIONS_FRESH_SEC: Final = 5.0
+RECORD_FRESH_SEC: Final = 1.0
+RECORD_USABLE_SEC: Final = 60.0
+_MISS_PAUSE_SEC: Final = 0.2
+"""Unknown ids are asked for at most so often."""
+
+
+class _Kept(Generic[T]):
+    """One value with its age, and the question that is under way."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[T] | None = None
+        self.value: T | None = None
+        self.at = float("-inf")
+
+    @property
+    def age_sec(self) -> float:
+        return time.monotonic() - self.at
+
+    async def renewed(self) -> T:
+        """The newest value; whoever else asks meanwhile gets the same answer."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._renew())
+            self._asking.add_done_callback(_seen)
+        return await asyncio.shield(self._asking)
+
+    async def _renew(self) -> T:
+        self.value = await self._ask()
+        self.at = time.monotonic()
+        return self.value
+
+
+def _seen(asked: asyncio.Task[T]) -> None:
+    """Whoever waited may be gone: an error that nobody fetches is no news."""
+    if not asked.cancelled():
+        asked.exception()
+
+
+class Instances:
+    """The declared instances, and each one's newest record."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._view = _Kept(self._ask_view)
+        self._records: dict[int, _Kept[RuntimeRecord]] = {}
+
+    async def find(self, instance_id: int) -> Topology | None:
+        """The declared topology, or None for an unknown instance. Raises HttpError 503 when nobody can be asked."""
+        known = self._known(instance_id)
+        if known is None and self._view.age_sec > _MISS_PAUSE_SEC:
+            await self._view.renewed()
+        elif known is not None and self._view.age_sec > DECLARATIONS_FRESH_SEC:
+            try:
+                await self._view.renewed()
+            except HttpError:
+                return known
+        return self._known(instance_id)
+
+    async def all(self) -> tuple[RegisteredInstance, ...]:
+        """Every declared instance, asked now."""
+        return (await self._view.renewed()).instances
+
+    def forget(self) -> None:
+        """A declaration was made or removed here: what is known is old."""
+        self._view.at = float("-inf")
+
+    async def record(self, instance_id: int, *, fresh: bool) -> RuntimeRecord:
+        """An instance's record. Raises WorkflowUnknown (declared, but its FaultManager does not run), HttpError 503.
+
+        `fresh`: asked now. Otherwise up to RECORD_FRESH_SEC old, and when nobody answers up to RECORD_USABLE_SEC.
+        """
+        kept = self._records.setdefault(instance_id, _Kept(lambda: self._ask_record(instance_id)))
+        if not fresh and kept.value is not None and kept.age_sec < RECORD_FRESH_SEC:
+            return kept.value
+        try:
+            return await kept.renewed()
+        except HttpError:
+            if fresh or kept.value is None or kept.age_sec > RECORD_USABLE_SEC:
+                raise
+            return kept.value
+
+    def _known(self, instance_id: int) -> Topology | None:
+        view = self._view.value or RegistryView()
+        found = (one.topology for one in view.instances if one.topology.instance_id == instance_id)
+        return next(found, None)
+
+    async def _ask_view(self) -> RegistryView:
+        """Without a registry nobody can say that an instance is unknown: a report must not be refused for that."""
+        try:
+            return await self._gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)
+        except WorkflowUnknown:
+            message = f"workflow {INSTANCE_REGISTRY_ID} does not run yet; try again in a moment"
+            raise HttpError(503, ApiReason.NO_WORKER, message) from None
+
+    async def _ask_record(self, instance_id: int) -> RuntimeRecord:
+        return await self._gateway.query(fault_manager_id(instance_id), STATUS_QUERY, RuntimeRecord, open_only=True)

@@ -1,0 +1,78 @@
+"""POST /controller/heartbeat: a Pod lives, with these ranks; the reply tells it which ranks were removed (contracts §3).
+
+A missing heartbeat is lifecycle information and never removes a rank. What a Pod should name is its registered ranks
+without the committed ones, exactly. While a round or a late finalize is under way the Pod may not have learned yet what was
+committed, or have learned it before this API: then the sets before and after both pass.
+"""
+
+from fastapi import APIRouter, Response
+
+from api.errors import ApiReason
+from api.gateway import WorkflowUnknown
+from api.state import Api, unknown
+from domain.messages.controller import HeartbeatReply, HeartbeatRequest
+from domain.messages.strategy import FAULT_MANAGER_WORKFLOW, fault_manager_id
+from domain.runtime import TRANSACTION_PHASES, FtPhase, RuntimeRecord
+from domain.topology import NodeManagerAddress, Topology
+from service.http import HttpError, success
+
+
+def heartbeat_routes(api: Api) -> APIRouter:
+    router = APIRouter(tags=["NodeManagers"])
+
+    @router.post("/controller/heartbeat")
+    async def heartbeat(body: HeartbeatRequest) -> Response:
+        topology = await api.instances.find(body.instance_id)
+        if topology is None:
+            api.figures.heartbeats.labels("unknown").inc()
+            raise unknown(body.instance_id, status=503)
+        ranks = _ranks_of(topology, body)
+        record = await _record(api, topology, fresh=False)
+        if not may_name(ranks, _named(body), record):
+            record = await _record(api, topology, fresh=True)
+        if not may_name(ranks, _named(body), record):
+            api.figures.heartbeats.labels("wrong set").inc()
+            expected = sorted(ranks - set(record.dead_committed))
+            message = f"Pod {body.pod_ip}:{body.nm_port} names ranks {sorted(_named(body))}, it should be {expected}"
+            raise HttpError(409, ApiReason.WRONG_SET, message, expected=expected, dead_committed=record.dead_committed)
+        api.figures.heartbeats.labels("ok").inc()
+        return success(
+            HeartbeatReply(
+                generation=record.generation, dead_committed=record.dead_committed, fault_tolerance_config=api.pacing()
+            )
+        )
+
+    return router
+
+
+async def _record(api: Api, topology: Topology, *, fresh: bool) -> RuntimeRecord:
+    """The instance's record. A FaultManager that is gone is started again; meanwhile the Pod tries again."""
+    try:
+        return await api.instances.record(topology.instance_id, fresh=fresh)
+    except WorkflowUnknown:
+        start = api.fault_manager_start(topology)
+        await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, fault_manager_id(topology.instance_id), start)
+        message = f"the FaultManager of instance {topology.instance_id} is being started"
+        raise HttpError(503, ApiReason.UNKNOWN_INSTANCE, message) from None
+
+
+def _ranks_of(topology: Topology, body: HeartbeatRequest) -> set[int]:
+    manager = NodeManagerAddress(ip=body.pod_ip, port=body.nm_port)
+    if manager not in topology.managers:
+        message = f"instance {topology.instance_id} has no NodeManager at {manager}"
+        raise HttpError(409, ApiReason.FOREIGN_POD, message)
+    return set(topology.ranks_of(manager))
+
+
+def _named(body: HeartbeatRequest) -> set[int]:
+    """The ranks that a heartbeat names; a key that is no rank is never expected, so it makes the set a wrong one."""
+    return {int(key) if key.isascii() and key.isdecimal() else -1 for key in body.endpoints}
+
+
+def may_name(ranks: set[int], named: set[int], record: RuntimeRecord) -> bool:
+    """Whether a Pod that owns `ranks` may name just `named`."""
+    after = ranks - set(record.dead_committed)
+    if named == after:
+        return True
+    under_way = record.phase in TRANSACTION_PHASES or bool(record.pending_finalize) or record.phase is FtPhase.RECONFIGURING
+    return under_way and named in (ranks, after - set(record.pending_removed_ranks))

@@ -1,0 +1,156 @@
+"""What operators do with instances: declare, look, command, remove (contracts §3)."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+from pydantic import StrictBool, ValidationError
+
+from api.errors import ApiReason
+from api.explain import explained
+from api.gateway import UpdateRefused, WorkflowUnknown
+from api.state import Api, unknown
+from domain.messages.controller import InstanceDeclaration, TerminateRequest
+from domain.messages.strategy import (
+    DECLARE_UPDATE,
+    FAULT_MANAGER_WORKFLOW,
+    INSTANCE_REGISTRY_ID,
+    INSTANCE_REGISTRY_WORKFLOW,
+    INSTANCES_QUERY,
+    RECONFIGURE_UPDATE,
+    REMOVE_UPDATE,
+    REPUBLISH_UPDATE,
+    CommandReply,
+    DeclareCall,
+    ReconfigureCall,
+    RegistryOutcome,
+    RegistryReply,
+    RegistryStart,
+    RegistryView,
+    RemoveCall,
+    fault_manager_id,
+)
+from domain.model import Strict
+from domain.topology import Topology
+from service.http import HttpError, invalid, success
+
+InstanceId = Annotated[int, Path(ge=0)]
+
+
+class ReconfigureBody(Strict):
+    """`force` passes the budget, starts it anew, and stops a round that has not committed yet."""
+
+    force: StrictBool = False
+    why: str = ""
+
+
+class Nothing(Strict):
+    """A body without fields."""
+
+
+def instance_routes(api: Api) -> APIRouter:
+    router = APIRouter(tags=["operators"])
+
+    @router.put("/controller/instances/{instance_id}")
+    async def declare(instance_id: InstanceId, declaration: InstanceDeclaration) -> Response:
+        """Declare an instance; its FaultManager then assembles it. The same again changes nothing, another one is a 409."""
+        topology = _topology(declaration, instance_id)
+        reply = await _registry(api, DECLARE_UPDATE, DeclareCall(topology=topology, config=api.config))
+        if reply.outcome is RegistryOutcome.CONFLICT:
+            raise HttpError(409, ApiReason.CONFLICT, reply.message)
+        return success(reply)
+
+    @router.get("/controller/instances")
+    async def list_instances() -> Response:
+        """All declarations."""
+        return success({"instances": [one.topology for one in await api.instances.all()]})
+
+    @router.get("/controller/instances/{instance_id}")
+    async def show(instance_id: InstanceId) -> Response:
+        """One declaration, in the form in which it can be declared again."""
+        topology = await api.topology(instance_id)
+        return success(topology.model_dump(mode="json", exclude={"instance_id"}))
+
+    @router.delete("/controller/instances/{instance_id}")
+    async def remove(instance_id: InstanceId) -> Response:
+        """Withdraw an instance and forget it. Its engines are left alone (see terminate_instance)."""
+        return await _remove(api, RemoveCall(instance_id=instance_id, reason="removed by an operator"))
+
+    @router.post("/controller/terminate_instance")
+    async def terminate(body: TerminateRequest) -> Response:
+        """Withdraw an instance, stop its engines, and forget it."""
+        return await _remove(api, RemoveCall(instance_id=body.instance_id, reason=body.reason, stop_engines=True))
+
+    @router.post("/controller/instances/{instance_id}/reconfigure")
+    async def reconfigure(instance_id: InstanceId, body: ReconfigureBody | None = None) -> Response:
+        """Rebuild the whole instance: stop all engines, start all ranks, serve again."""
+        given = body or ReconfigureBody()
+        return await _command(api, instance_id, RECONFIGURE_UPDATE, ReconfigureCall(force=given.force, why=given.why))
+
+    @router.post("/controller/instances/{instance_id}/republish")
+    async def republish(instance_id: InstanceId, body: Nothing | None = None) -> Response:
+        """Push the serving view to the Coordinators once more, as a new revision."""
+        return await _command(api, instance_id, REPUBLISH_UPDATE, None)
+
+    @router.get("/controller/instances/{instance_id}/explain")
+    async def explain(instance_id: InstanceId) -> Response:
+        """In words: does it serve, what runs, what is waited for, and what comes then."""
+        await api.topology(instance_id)
+        return success(explained(await api.instances.record(instance_id, fresh=True)))
+
+    return router
+
+
+def _topology(declaration: InstanceDeclaration, instance_id: int) -> Topology:
+    try:
+        return declaration.topology(instance_id)
+    except ValidationError as error:
+        raise invalid(error.errors()) from None
+
+
+async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> RegistryReply:
+    try:
+        reply = await api.gateway.update_with_start(
+            INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, await registry_start(api), update, call, RegistryReply
+        )
+    except UpdateRefused as refused:
+        raise HttpError(409, ApiReason.ENDING, str(refused), outcome=refused.reason) from None
+    api.instances.forget()
+    return reply
+
+
+async def registry_start(api: Api) -> RegistryStart:
+    """What a registry starts with: what one that was terminated knew last; nothing where there never was one."""
+    try:
+        known = (await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)).instances
+    except WorkflowUnknown:
+        return RegistryStart()
+    return RegistryStart(
+        instances=known,
+        version=max((one.version for one in known), default=0),
+        configs={one.topology.instance_id: api.config for one in known},
+    )
+
+
+async def _remove(api: Api, call: RemoveCall) -> Response:
+    reply = await _registry(api, REMOVE_UPDATE, call)
+    if reply.outcome is RegistryOutcome.UNKNOWN:
+        raise unknown(call.instance_id)
+    return success(reply)
+
+
+async def _command(api: Api, instance_id: int, update: str, call: ReconfigureCall | None) -> Response:
+    """A person's command to a FaultManager. One that is gone is started, and answers the next time."""
+    topology = await api.topology(instance_id)
+    workflow_id = fault_manager_id(instance_id)
+    try:
+        reply: CommandReply = await api.gateway.update(workflow_id, update, call, CommandReply)
+    except WorkflowUnknown:
+        await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, workflow_id, api.fault_manager_start(topology))
+        raise HttpError(503, ApiReason.NO_WORKER, f"{workflow_id} is being started; try again in a moment") from None
+    if not reply.accepted:
+        raise HttpError(409, ApiReason.REFUSED, reply.message, outcome=reply.outcome)
+    return success(_accepted(reply))
+
+
+def _accepted(reply: CommandReply) -> dict[str, Any]:
+    return {"accepted": True, "outcome": reply.outcome, "message": reply.message}

@@ -1,0 +1,67 @@
+"""What the API's routes share: the way to Temporal, the short memory, the settings, the figures."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+
+from api.cache import Instances
+from api.errors import ApiReason
+from api.gateway import Gateway
+from domain.config import FaultToleranceConfig
+from domain.messages.event_pusher import EventPusherState
+from domain.messages.node_manager import FtPacing
+from domain.messages.strategy import FaultManagerStart
+from domain.topology import Topology
+from service.http import HttpError
+from service.metrics import NAMESPACE
+
+_LABEL: Final = ("outcome",)
+
+
+class Figures:
+    """Counters of what came in, by what became of it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.reports = Counter("api_reports", "Fault reports.", _LABEL, namespace=NAMESPACE, registry=registry)
+        self.heartbeats = Counter("api_heartbeats", "Heartbeats.", _LABEL, namespace=NAMESPACE, registry=registry)
+        self.announcements = Counter("api_announcements", "Coordinators' words.", namespace=NAMESPACE, registry=registry)
+
+
+@dataclass(frozen=True)
+class Api:
+    """Stateless but for caches: any number of these may run beside each other."""
+
+    gateway: Gateway
+    instances: Instances
+    config: FaultToleranceConfig
+    figures: Figures
+
+    async def topology(self, instance_id: int) -> Topology:
+        """A declared instance's topology. Raises HttpError 404, 503."""
+        topology = await self.instances.find(instance_id)
+        if topology is None:
+            raise unknown(instance_id)
+        return topology
+
+    def fault_manager_start(self, topology: Topology) -> FaultManagerStart:
+        """What a FaultManager that was terminated starts with: it then asks the journals."""
+        return FaultManagerStart(instance_id=topology.instance_id, topology=topology, config=self.config)
+
+    def event_pusher_start(self) -> EventPusherState:
+        return EventPusherState(set_interval_sec=self.config.set_interval_sec)
+
+    def pacing(self) -> FtPacing:
+        """What NodeManagers are told of the configuration."""
+        times = self.config.dp_scale_down_config
+        return FtPacing(
+            enable_dp_scale_down_proxy=self.config.enable_dp_scale_down_proxy,
+            poll_interval_sec=times.poll_interval_sec,
+            fault_poll_interval_sec=times.fault_poll_interval_sec,
+            engine_request_timeout_sec=times.engine_request_timeout_sec,
+        )
+
+
+def unknown(instance_id: int, status: int = 404) -> HttpError:
+    """There is no such instance."""
+    return HttpError(status, ApiReason.UNKNOWN_INSTANCE, f"there is no instance {instance_id}")
