@@ -9,6 +9,7 @@ import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from domain.engine import EngineStatus
+from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
 from domain.messages.node_manager import FtPacing
 from engine.client import engine_http
@@ -19,6 +20,7 @@ from node_manager.daemon import Daemon
 from node_manager.engines import Engines
 from node_manager.heartbeat import Heartbeat
 from node_manager.journal import Journal, JournalError
+from node_manager.managed_engine import own_endpoints
 from node_manager.poller import Poller
 from node_manager.reporter import Delivery, Reporter
 from node_manager.sightings import Sightings
@@ -32,11 +34,12 @@ class NodeManager:
     """One life of a Pod's NodeManager: `incarnation` names it. `config.port` is the port that it really listens at."""
 
     def __init__(self, config: NodeManagerConfig, *, clock: Clock = boot_time) -> None:
-        """Opens the journal. Raises `ConfigError` if another NodeManager has it."""
+        """Opens the journal. Raises `ConfigError` if another NodeManager has it, or if it is another Pod's."""
         self.config = config
         self.incarnation = str(own_identity())
         self.registry = new_registry()
         self.journal = Journal(config.journal)
+        _check_that_it_is_ours(self.journal, config)
         self._controller_http = httpx.AsyncClient(trust_env=False, timeout=config.report_timeout_sec)
         self._engine_http = engine_http()
         self.reporter = Reporter(
@@ -196,6 +199,19 @@ class NodeManager:
         )
         gauge("reports_waiting", "Ranks whose news the Controller does not have yet").set_function(lambda: self.reporter.waiting)
         gauge("poll_interval_seconds", "How often engines are looked at").set_function(lambda: self.poller.interval_sec)
+
+
+def _check_that_it_is_ours(journal: Journal, config: NodeManagerConfig) -> None:
+    """A journal under another address would mean engines that nobody looks after: better not to start at all."""
+    if journal.broken is not None or journal.start is None or own_endpoints(journal.start, config.pod_ip, config.port):
+        return
+    known = sorted({f"{e.pod_ip}:{e.node_manager_port or 'any port'}" for e in journal.start.endpoints})
+    journal.close()
+    raise ConfigError(
+        f"journal = {config.journal}: it belongs to a NodeManager of instance {journal.start.instance_id} at one of "
+        f"{', '.join(known)}, this one is {config.pod_ip}:{config.port}; "
+        "correct pod_ip and port, or give this one its own journal"
+    )
 
 
 class _ReportCounter:

@@ -132,12 +132,12 @@ class Transactions:
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
         """Calls these engines, each at most once under this id. Raises `CommandRefused`, `JournalError`."""
-        command = self._command(request)
         await self._pause("node-manager.before-intent")
-        in_flight = self._in_flight.get(request.request_id)
+        ledger, in_flight = self._ledger(request.request_id), self._in_flight.get(request.request_id)
+        command = self._command(request)
         decision = decide_apply(
             request,
-            self._ledger(request.request_id),
+            ledger,
             self._clock(),
             in_flight=in_flight is not None,
             unavailable=self._engines.unavailable(request.endpoint_ids),

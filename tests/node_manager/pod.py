@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from domain.errors import ConfigError
 from domain.messages.node_manager import FT_PREFIX
 from engine.identity import ProcessIdentity, open_pidfd
 from node_manager.app import node_manager_app
@@ -31,8 +33,6 @@ async def until(condition: Callable[[], object], limit_sec: float = LIMIT_SEC, w
 
 
 def alive(identity: str) -> bool:
-    import os
-
     pidfd = open_pidfd(ProcessIdentity.parse(identity))
     if pidfd is not None:
         os.close(pidfd)
@@ -153,7 +153,12 @@ async def running_pod(
         log_dir=folder / "logs",
         **(defaults | settings),
     )
-    node, stop, ready = NodeManager(config), asyncio.Event(), asyncio.Event()
+    try:
+        node = NodeManager(config)
+    except ConfigError:
+        sock.close()
+        raise
+    stop, ready = asyncio.Event(), asyncio.Event()
     served = asyncio.create_task(
         serve_socket(node_manager_app(node), sock, stop=stop, on_ready=lambda _url: ready.set(), grace_sec=0.5)
     )

@@ -4,12 +4,14 @@ import asyncio
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
+from node_manager.managed_engine import ManagedEngine
 from tests.engine.fake_engine import FakeEngine, serving
 from tests.node_manager.controller import DEAD, HEALTHY, UNHEALTHY, FakeController, controller_serving
 from tests.node_manager.pod import Pod, alive, free_port, reason, running_pod, until
@@ -17,6 +19,15 @@ from tests.node_manager.pod import Pod, alive, free_port, reason, running_pod, u
 
 def kill(identity: str, number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(ProcessIdentity.parse(identity).pid, number)
+
+
+def last_seen_is(pod: Pod, rank: int, status: str) -> bool:
+    engine = pod.node.engines.get(rank)
+    return engine is not None and engine.seen is not None and engine.seen.status == status
+
+
+def has_mute_polls(engine: ManagedEngine, count: int) -> bool:
+    return engine.mute_polls == count
 
 
 async def test_first_sight_of_healthy_engines_is_reported_with_their_incarnations(pod: Pod, controller: FakeController) -> None:
@@ -109,7 +120,7 @@ async def test_dead_after_poll_failures_is_counted_in_a_row(
         assert engine is not None
         for failures in (1, 2):
             pod.node.poller.wake()
-            await until(lambda n=failures: engine.mute_polls == n)  # type: ignore[misc]
+            await until(partial(has_mute_polls, engine, failures))
         assert not controller.says(1, DEAD, "poll_error")()
         pod.node.poller.wake()
         await until(controller.says(1, DEAD, "poll_error"))
@@ -146,8 +157,8 @@ async def test_exit_code_0_is_a_fault(tmp_path: Path, controller: FakeController
 async def test_worker_exit_is_told_though_the_api_server_lives(
     tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]
 ) -> None:
-    shell = "sh -c 'exec -a autotomy-sim-worker sleep 60' & wait; sleep 60"
-    engine = EngineSpec(command=("bash", "-c", shell.replace("sh -c", "bash -c")), stop_grace_sec=0.2)
+    script = "bash -c 'exec -a autotomy-sim-worker sleep 60' & sleep 60"
+    engine = EngineSpec(command=("bash", "-c", script), stop_grace_sec=0.2)
     async with running_pod(tmp_path, fakes, controller, engines=(engine,)) as pod:
         await pod.started(controller)
         held = pod.node.engines.get(0)
@@ -211,9 +222,7 @@ async def test_reports_wait_for_the_controller_newest_state_first_kept(tmp_path:
         await until(lambda: pod.node.reporter.waiting == 2)
         for status in ("unhealthy", "dead"):
             fakes[0].entry = {"status": status}
-            engine = pod.node.engines.get(0)
-            assert engine is not None
-            await until(lambda s=status: engine.seen and engine.seen.status == s)  # type: ignore[misc]
+            await until(partial(last_seen_is, pod, 0, status))
         async with controller_serving(FakeController(), port) as back:
             await until(back.says(0, DEAD))
             await until(back.says(1, HEALTHY))
