@@ -1,0 +1,35 @@
+"""What all tests share: one real Temporal server a session, on a free port, ended with the session."""
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+
+import pytest
+from temporalio.client import Client
+
+from service.temporal import connect, server_command
+
+
+@pytest.fixture(scope="session")
+async def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The address of an embedded server, tuned as ours is."""
+    directory = tmp_path_factory.mktemp("temporal")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    with (directory / "server.log").open("wb") as log:
+        process = subprocess.Popen(server_command(directory / "temporal.db", "127.0.0.1", port, None), stdout=log, stderr=log)
+        try:
+            address = f"127.0.0.1:{port}"
+            await asyncio.wait_for(connect({"target_host": address, "namespace": "default"}), 20)
+            yield address
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.fixture(scope="session")
+async def temporal_client(temporal_server: str) -> Client:
+    """A client of that server."""
+    return await asyncio.wait_for(connect({"target_host": temporal_server, "namespace": "default"}), 20)
