@@ -17,7 +17,7 @@ from drills.timeline import Mark
 
 _LINE: Final = re.compile(
     r"^(?P<time>\S+Z) INFO +(?P<process>.*?) engine status rank=(?P<rank>\d+) status=(?P<status>\w+) "
-    r"ft_state=(?P<ft_state>\w+) source=(?P<source>\w+)"
+    r"(ft_state=(?P<ft_state>\w+) )?source=(?P<source>\w+)"
 )
 EVIDENCE: Final = frozenset({EngineStatus.DEAD.value, EngineStatus.UNHEALTHY.value})
 
@@ -54,7 +54,7 @@ def read_sightings(manager: str, path: Path) -> list[Sighting]:
                 manager=manager,
                 rank=int(line["rank"]),
                 status=line["status"],
-                ft_state=None if line["ft_state"] == "None" else line["ft_state"],
+                ft_state=None if line["ft_state"] in (None, "None") else line["ft_state"],
                 source=line["source"],
             )
         )

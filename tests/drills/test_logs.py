@@ -77,13 +77,15 @@ def test_node_manager_log_gives_the_moment_of_each_sighting(tmp_path: Path) -> N
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
     log.write_text(
-        f"{stamp} INFO    node-manager 127.0.0.2 engine status rank=1 status=dead ft_state=None source=process_exit sequence=4 "
-        'why="worker 12 was killed by SIGKILL" mask=None\n'
-        f"{stamp} INFO    node-manager 127.0.0.2 reported ranks=[1] answer=ok\n",
+        f"{stamp} INFO    node-manager engine status rank=1 status=dead source=process_exit sequence=4 "
+        'why="worker process 12 ended"\n'
+        f"{stamp} INFO    node-manager engine status rank=0 status=unhealthy ft_state=recovering source=engine sequence=5\n"
+        f"{stamp} INFO    node-manager reported ranks=[1] answer=ok\n",
         encoding="utf-8",
     )
-    (sighting,) = read_sightings("node-manager-0", log)
+    sighting, other = read_sightings("node-manager-0", log)
     assert (sighting.rank, sighting.status, sighting.source, sighting.is_evidence) == (1, "dead", "process_exit", True)
+    assert (other.rank, other.ft_state) == (0, "recovering")
     assert sighting.at == pytest.approx(time.monotonic(), abs=1.0)
 
 
