@@ -53,6 +53,7 @@ class _Draft:
         self._run_dir = run_dir
         self._temporal_port = _port(ports, self._spec.ports.temporal, "the Temporal server")
         self._web_ui_port = _port(ports, self._spec.ports.web_ui, "the Web UI") if self._spec.web_ui else None
+        self._worker_ports = [ports.take() for _ in range(self._spec.workers)]
         self._store_port = ports.take_block(self._spec.dp_size)
         self.addresses = self._addresses(ports)
         self.topology = self._topology()
@@ -166,8 +167,9 @@ class _Draft:
         )
 
     def _worker(self, index: int) -> ProcessPlan:
-        name = f"{ProcessKind.WORKER}-{index}"
-        return self._process(ProcessKind.WORKER, name, [sys.executable, "-m", "workers"])
+        name, url = f"{ProcessKind.WORKER}-{index}", f"http://{_HOST}:{self._worker_ports[index]}"
+        command = [sys.executable, "-m", "workers", "--host", _HOST, "--health-port", str(self._worker_ports[index])]
+        return self._process(ProcessKind.WORKER, name, command, url=url, ready_url=f"{url}/readiness")
 
     def _coordinator(self, place: CoordinatorPlace) -> ProcessPlan:
         command = [sys.executable, "-m", "coordinator", "--host", _HOST, "--port", place.url.rpartition(":")[2]]
