@@ -12,7 +12,7 @@ Three drivers write these records: drills (real processes), the simulation of `r
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 from pydantic import Field
 
@@ -235,9 +235,16 @@ class Observed(Strict):
         """By time; records of one instant keep the order they were given in."""
         return tuple(sorted(self.events, key=lambda event: event.at))
 
+    @cached_property
+    def _by_kind(self) -> Mapping[type, list[Event]]:
+        found: dict[type, list[Event]] = {}
+        for event in self.ordered:
+            found.setdefault(type(event), []).append(event)
+        return found
+
     def of(self, kind: type[E]) -> Iterator[E]:
         """The records of one kind, by time."""
-        return (event for event in self.ordered if isinstance(event, kind))
+        return iter(cast(list[E], self._by_kind.get(kind, [])))
 
     def read(self, kind: SourceKind) -> int:
         """How many sources of this kind were read."""
