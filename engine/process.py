@@ -11,6 +11,8 @@ engine's command only begins after `release`. A NodeManager that dies in between
 
 Workers are those processes of the session, or descendants of the root, whose title matches a pattern. A process that
 carries the very title of its matching parent is a fork that has not become anybody yet and is not counted.
+
+When the root ends, now or long after a worker did, its owner hears of that too: time to end what it left behind.
 """
 
 import asyncio
@@ -88,12 +90,14 @@ class ProcessTree:
         root: ProcessIdentity,
         *,
         on_loss: Callable[[Loss], None],
+        on_root_end: Callable[[ProcessIdentity], None],
         worker_title: re.Pattern[str] = WORKER_TITLE,
         child: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
         self.root = root
         self.loss: Loss | None = None
         self._on_loss = on_loss
+        self._on_root_end = on_root_end
         self._worker_title = worker_title
         self._child = child
         self._loop = asyncio.get_running_loop()
@@ -108,6 +112,7 @@ class ProcessTree:
         environment: Mapping[str, str],
         log_path: Path,
         on_loss: Callable[[Loss], None],
+        on_root_end: Callable[[ProcessIdentity], None],
         worker_title: re.Pattern[str] = WORKER_TITLE,
     ) -> "ProcessTree":
         """Starts a process in its own session, behind the gate: `argv` begins to run at `release`.
@@ -123,7 +128,9 @@ class ProcessTree:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        tree = cls(ProcessIdentity.of(child.pid), on_loss=on_loss, worker_title=worker_title, child=child)
+        tree = cls(
+            ProcessIdentity.of(child.pid), on_loss=on_loss, on_root_end=on_root_end, worker_title=worker_title, child=child
+        )
         tree._watch(MemberRole.ENGINE, tree.root, " ".join(argv))
         return tree
 
@@ -134,10 +141,11 @@ class ProcessTree:
         workers: Iterable[ProcessIdentity],
         *,
         on_loss: Callable[[Loss], None],
+        on_root_end: Callable[[ProcessIdentity], None],
         worker_title: re.Pattern[str] = WORKER_TITLE,
     ) -> "ProcessTree":
         """Takes over a tree that an earlier life of this process started. `loss` is set at once if any member ended meanwhile."""
-        tree = cls(root, on_loss=on_loss, worker_title=worker_title)
+        tree = cls(root, on_loss=on_loss, on_root_end=on_root_end, worker_title=worker_title)
         tree._watch(MemberRole.ENGINE, root, command_line(root.pid))
         for worker in workers:
             tree._watch(MemberRole.WORKER, worker, command_line(worker.pid))
@@ -259,9 +267,13 @@ class ProcessTree:
     def _ended(self, member: _Member) -> None:
         code = self._exit_code() if member.role is MemberRole.ENGINE else None
         self._unwatch(member)
-        if self.loss is None and not self._closed:
+        if self._closed:
+            return
+        if self.loss is None:
             self.loss = Loss(member.role, member.identity, member.title, code)
             self._loop.call_soon(self._on_loss, self.loss)
+        if member.role is MemberRole.ENGINE:
+            self._loop.call_soon(self._on_root_end, self.root)
 
     def _exit_code(self) -> int | None:
         """The child's exit code, without reaping it: while it is a zombie, its pid and session number stay ours."""

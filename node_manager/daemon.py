@@ -23,7 +23,7 @@ from domain.messages.node_manager import NodeManagerReason, StartReply, StartReq
 from domain.topology import Endpoint
 from engine.client import EngineClient
 from engine.identity import ProcessIdentity, process_table
-from engine.process import Loss, MemberRole, ProcessTree
+from engine.process import Loss, ProcessTree
 from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.engines import Engines
 from node_manager.fence import Refusal, old_generation
@@ -199,6 +199,7 @@ class Daemon:
             environment={**os.environ, **spec.environment},
             log_path=self._config.log_dir / f"engine-{endpoint.id}.log",
             on_loss=partial(self._on_loss, endpoint.id),
+            on_root_end=partial(self._on_root_end, endpoint.id),
             worker_title=self._worker_title,
         )
         record = EngineRecord(identity=str(tree.root), rank=endpoint.id, generation=start.generation)
@@ -218,6 +219,7 @@ class Daemon:
             ProcessIdentity.parse(record.identity),
             [ProcessIdentity.parse(worker) for worker in record.workers],
             on_loss=partial(self._on_loss, record.rank),
+            on_root_end=partial(self._on_root_end, record.rank),
             worker_title=self._worker_title,
         )
         for local_index, endpoint in enumerate(endpoints):
@@ -247,12 +249,16 @@ class Daemon:
             log.warning("engine process ended", extra={"rank": rank, "what": str(loss)})
             self._sightings.process_ended(engine)
             self._reporter.flush()
-        self._run(self._clear_orphans(engine))
 
-    async def _clear_orphans(self, engine: ManagedEngine) -> None:
-        """Once the API server is gone, workers that outlived it only hold devices."""
-        if engine.loss is not None and engine.loss.role is MemberRole.ENGINE:
-            await engine.tree.terminate(engine.spec.stop_grace_sec)
+    def _on_root_end(self, rank: int, root: ProcessIdentity) -> None:
+        """From the kernel: the API server has ended. Workers that outlived it only hold devices."""
+        engine = self._engines.get(rank)
+        if engine is not None and engine.tree.root == root and not engine.stopping:
+            self._run(self._end_tree(engine))
+
+    async def _end_tree(self, engine: ManagedEngine) -> None:
+        if not await engine.tree.terminate(engine.spec.stop_grace_sec):
+            log.error("engine cannot be ended", extra={"rank": engine.rank, "identity": engine.incarnation})
 
     async def _until_ready(self, engine: ManagedEngine) -> None:
         deadline = time.monotonic() + engine.spec.ready_timeout_sec
@@ -265,7 +271,7 @@ class Daemon:
                 return
             if time.monotonic() >= deadline and not self._guard_live():
                 log.error("engine not ready in time, stopped", extra={"rank": engine.rank, "sec": engine.spec.ready_timeout_sec})
-                await engine.tree.terminate(engine.spec.stop_grace_sec)
+                await self._end_tree(engine)
                 return
             await asyncio.sleep(_READY_CHECK_SEC)
 
@@ -306,8 +312,7 @@ class Daemon:
         await asyncio.gather(*(self._end(engine) for engine in list(self._leftovers)))
 
     async def _end(self, engine: ManagedEngine) -> None:
-        if not await engine.tree.terminate(engine.spec.stop_grace_sec):
-            log.error("engine cannot be ended", extra={"rank": engine.rank, "identity": engine.incarnation})
+        await self._end_tree(engine)
         engine.tree.close()
         self._leftovers.remove(engine)
         try:

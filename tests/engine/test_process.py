@@ -39,6 +39,7 @@ class Trees:
 
     folder: Path
     losses: list[Loss] = field(default_factory=list)
+    ended_roots: list[ProcessIdentity] = field(default_factory=list)
     made: list[ProcessTree] = field(default_factory=list)
 
     @property
@@ -47,12 +48,18 @@ class Trees:
 
     def launch(self, *, argv: list[str] | None = None, behaviour: str = "") -> ProcessTree:
         command = argv or [sys.executable, "-c", ENGINE.format(behaviour=behaviour)]
-        tree = ProcessTree.launch(command, environment=dict(os.environ), log_path=self.log, on_loss=self.losses.append)
+        tree = ProcessTree.launch(
+            command,
+            environment=dict(os.environ),
+            log_path=self.log,
+            on_loss=self.losses.append,
+            on_root_end=self.ended_roots.append,
+        )
         self.made.append(tree)
         return tree
 
     def adopt(self, root: ProcessIdentity, workers: tuple[ProcessIdentity, ...]) -> ProcessTree:
-        tree = ProcessTree.adopt(root, workers, on_loss=self.losses.append)
+        tree = ProcessTree.adopt(root, workers, on_loss=self.losses.append, on_root_end=self.ended_roots.append)
         self.made.append(tree)
         return tree
 
@@ -103,7 +110,7 @@ async def test_engine_has_its_own_session_and_worker_is_found(trees: Trees) -> N
     assert stat is not None
     assert stat.session == tree.root.pid
     (worker,) = tree.workers
-    assert f"worker {worker.pid}" in trees.log.read_text()
+    await until(lambda: f"worker {worker.pid}" in trees.log.read_text())
     assert str(worker).startswith(boot_id())
 
 
@@ -127,12 +134,13 @@ async def test_killed_worker_is_a_loss_though_the_api_server_lives(trees: Trees)
     assert tree.root_alive
 
 
-async def test_only_the_first_loss_is_told(trees: Trees) -> None:
+async def test_only_the_first_loss_is_told_and_the_end_of_the_root_apart_from_it(trees: Trees) -> None:
     tree = await trees.launched_with_worker()
     os.kill(tree.workers[0].pid, signal.SIGKILL)
     await until(lambda: trees.losses)
     os.kill(tree.root.pid, signal.SIGKILL)
-    await until(lambda: not tree.root_alive)
+    assert trees.ended_roots == []
+    await until(lambda: trees.ended_roots == [tree.root])
     await tree.terminate(0.0)
     assert [loss.role for loss in trees.losses] == [MemberRole.WORKER]
 

@@ -1,11 +1,16 @@
 """Engines' lives under one NodeManager: start, newer start, stop, restart, and the fences around them."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from domain.errors import ConfigError
+from domain.messages.node_manager import StartRequest
+from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
+from node_manager.journal import Journal
 from tests.engine.fake_engine import FakeEngine
 from tests.node_manager.controller import DEAD, HEALTHY, FakeController
 from tests.node_manager.pod import SLEEPER, Pod, alive, free_port, reason, running_pod, until
@@ -185,3 +190,79 @@ async def test_a_journal_of_another_address_is_refused_before_anything_is_touche
     async with running_pod(tmp_path, fakes, controller, port=port):
         pass
     assert not any(alive(identity) for identity in engines.values())
+
+
+WITH_WORKER = EngineSpec(
+    command=("bash", "-c", "bash -c 'exec -a autotomy-sim-worker sleep 120' & exec sleep 120"), stop_grace_sec=0.5
+)
+
+
+async def test_api_server_that_follows_its_worker_later_is_no_second_fault_and_leaves_no_orphan(
+    tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]
+) -> None:
+    two_workers = 'for n in 1 2; do bash -c "exec -a autotomy-sim-worker-$n sleep 120" & done; exec sleep 120'
+    spec = EngineSpec(command=("bash", "-c", two_workers), stop_grace_sec=0.5)
+    async with running_pod(tmp_path, fakes[:1], controller, engines=(spec,)) as pod:
+        await pod.started(controller)
+        engine = pod.node.engines.get(0)
+        assert engine is not None
+        await until(lambda: len(engine.record.workers) == 2)
+        first, second = engine.record.workers
+        end_process(first)
+        await until(controller.says(0, DEAD, "process_exit"))
+        told = len(controller.told(0))
+        end_process(engine.incarnation)
+        await until(lambda: not alive(second), what="the orphan ended")
+        assert len(controller.told(0)) == told
+
+
+async def test_retired_engine_may_end_without_a_word(tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]) -> None:
+    async with running_pod(tmp_path, fakes, controller, engines=(WITH_WORKER,)) as pod:
+        await pod.started(controller)
+        await pod.guard()
+        await pod.finalize([1])
+        engine = pod.node.engines.get(1)
+        assert engine is not None
+        told = len(controller.told(1))
+        assert engine.tree.root_alive  # it was left alone
+        end_process(engine.incarnation)
+        await until(lambda: engine.loss)
+        await until(lambda: not any(alive(worker) for worker in engine.record.workers))
+        assert len(controller.told(1)) == told
+        assert (await pod.entries(1))["1"]["status"] == "retired"
+        assert (await pod.http.get("/node-manager/status")).json() == {"status": True}
+
+
+async def test_a_stop_that_was_cut_short_is_finished_by_the_next_life(
+    tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]
+) -> None:
+    port = free_port()
+    async with running_pod(tmp_path, fakes, controller, port=port, keep_engines=True) as pod:
+        engines = await pod.started(controller)
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.commit(forget_start=True, engines=[record.model_copy(update={"leftover": True}) for record in journal.engines])
+    journal.close()
+    told = len(controller.reports)
+    async with running_pod(tmp_path, fakes, controller, port=port) as pod:
+        await until(lambda: not any(alive(identity) for identity in engines.values()))
+        await until(lambda: not pod.node.journal.engines)
+        assert len(controller.reports) == told
+
+
+async def test_a_start_that_was_cut_short_is_finished_by_the_next_life(
+    tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]
+) -> None:
+    """The process died after it had recorded the start, before it had an engine: none ran yet, so it is no restart."""
+    port = free_port()
+    async with running_pod(tmp_path, fakes, controller, port=port) as pod:
+        body = StartRequest.model_validate(pod.start_body(3))
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.commit(standing=journal.standing.model_copy(update={"highest_generation": 3}), start=body)
+    journal.close()
+    async with running_pod(tmp_path, fakes, controller, port=port):
+        for rank in (0, 1):
+            await until(controller.says(rank, HEALTHY))
+
+
+def end_process(identity: str) -> None:
+    os.kill(ProcessIdentity.parse(identity).pid, signal.SIGKILL)
