@@ -1,0 +1,76 @@
+"""What must hold in every world: the invariants over what was seen, and rules about each round's own report."""
+
+from collections.abc import Iterator
+
+from domain.invariants import check_all, violations
+from domain.messages.round import RoundOutcome, RoundReason
+from domain.observations import ApplySeen, ViewSeen
+from tests.simulation.world import Played, RoundPlayed
+
+
+def judge(played: Played) -> list[str]:
+    """Everything that is wrong with this world; empty if nothing is."""
+    found = [f"{v.invariant}: {v.what}" for v in violations(check_all(played.observed))]
+    found += [f"guard left on {name}" for name in played.guards_left]
+    found += [f"{name} never took the newest view" for name in played.not_converged]
+    ordered = {this.order.request_id for this in played.rounds}
+    foreign = sorted({a.request_id for a in played.observed.of(ApplySeen)} - ordered)
+    found += [f"an engine was called under {request_id}, which no round has" for request_id in foreign]
+    for number, round_played in enumerate(played.rounds, start=1):
+        found += [f"round {number}: {what}" for what in _round_faults(played, round_played)]
+    return found
+
+
+def _round_faults(played: Played, this: RoundPlayed) -> Iterator[str]:
+    report, order = this.report, this.order
+    applies = [a for a in played.observed.of(ApplySeen) if a.request_id == order.request_id]
+    told = {str(manager): played.verdicts.get((str(manager), order.request_id)) for manager in order.topology.managers}
+    committed_at = sorted(name for name, verdict in told.items() if verdict is True)
+    aborted_at = sorted(name for name, verdict in told.items() if verdict is False)
+    if (report.outcome is RoundOutcome.SUCCEEDED) != report.committed:
+        yield f"{report.outcome} with committed={report.committed}"
+    if committed_at and aborted_at:
+        yield f"committed at {committed_at} and aborted at {aborted_at}"
+    if report.committed and aborted_at:
+        yield f"committed, but aborted at {aborted_at}"
+    if not report.committed and committed_at:
+        yield f"{report.outcome}, but committed at {committed_at}"
+    if not report.committed and report.dead_committed != order.dead_committed:
+        yield f"{report.outcome}, but dead_committed became {report.dead_committed}"
+    if this.removed_alive:
+        yield f"ranks {list(this.removed_alive)} were removed though they live and answer"
+    if report.committed and frozenset(report.survivors) != this.members_after:
+        yield f"committed survivors {report.survivors}, but the engines step together as {sorted(this.members_after)}"
+    if any(apply.removed != frozenset(report.removed_dp_ranks) for apply in applies):
+        yield f"engines were told other sets than {report.removed_dp_ranks}"
+    if any(apply.engine not in report.survivors for apply in applies):
+        yield "an engine was told to shrink that is no survivor"
+    if report.outcome is RoundOutcome.ABANDONED and report.withdrawn:
+        yield "abandoned after it had withdrawn the view"
+    revision = order.view_revision
+    if not report.withdrawn and any((view.revision or 0) > revision for view in _views_during(played, this)):
+        yield "a view was pushed by a round that says it withdrew none"
+    if report.withdrawn and applies and not _del_came_first(played, this, applies):
+        yield "apply was sent before every Coordinator had stopped routing"
+    if played.scenario.calm and report.outcome is not RoundOutcome.SUCCEEDED and not _too_few(this):
+        yield f"nothing went wrong, and yet: {report.outcome} {report.reason} {report.detail}"
+
+
+def _views_during(played: Played, this: RoundPlayed) -> list[ViewSeen]:
+    """Views that this round owns: nobody else takes these two revisions."""
+    owned = (this.order.view_revision + 1, this.order.view_revision + 2)
+    return [view for view in played.observed.of(ViewSeen) if view.revision in owned]
+
+
+def _del_came_first(played: Played, this: RoundPlayed, applies: list[ApplySeen]) -> bool:
+    """At the first apply no Coordinator routes to anything."""
+    standing: dict[str, ViewSeen] = {}
+    first = min(apply.at for apply in applies)
+    for view in played.observed.of(ViewSeen):
+        if view.at <= first:
+            standing[view.coordinator] = view
+    return not any(view.endpoints for view in standing.values())
+
+
+def _too_few(this: RoundPlayed) -> bool:
+    return this.report.reason is RoundReason.GATE_REFUSED and len(this.report.survivors) < this.order.config.min_alive_ranks
