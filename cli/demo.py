@@ -84,7 +84,9 @@ def show_report(console: Console, report: DrillReport, addresses: StackAddresses
     console.print()
     console.print(_stages(report))
     console.print(_requests(report))
-    console.print(_facts(report, addresses))
+    console.print(_facts(report))
+    console.print(f"\nround in the Web UI  {_round_link(report, addresses)}", soft_wrap=True)
+    console.print(f"evidence             {report.bundle}", soft_wrap=True)
     failed = [check for check in report.checks if not check.ok]
     for check in failed:
         console.print(f"[red]not ok[/red]: {check.name}: {check.detail}")
@@ -118,7 +120,7 @@ def _requests(report: DrillReport) -> Table:
     return table
 
 
-def _facts(report: DrillReport, addresses: StackAddresses | None) -> Table:
+def _facts(report: DrillReport) -> Table:
     figures = report.figures
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_row("serving", _ranks(figures.published_ranks))
@@ -127,11 +129,8 @@ def _facts(report: DrillReport, addresses: StackAddresses | None) -> Table:
     table.add_row("applies per engine", commands or "none")
     if figures.control_plane_sec is not None:
         table.add_row(
-            "our share",
-            f"{figures.control_plane_sec:.3f} s from the last evidence to the survivors' view, without the engines' work",
+            "our share", f"{figures.control_plane_sec:.3f} s: last evidence to survivors' view, without the engines' work"
         )
-    table.add_row("round in the Web UI", _round_link(report, addresses))
-    table.add_row("evidence", report.bundle)
     timers = ", ".join(f"{name}={value:g}" for name, value in figures.non_default_timers.items())
     table.add_row("shortened timers", timers or "none")
     return table

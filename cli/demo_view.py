@@ -28,7 +28,6 @@ _COLOURS: Final = {
     "retired": "red",
     "unknown": "magenta",
 }
-_QUIET: Final = frozenset({DrillEventKind.REQUESTS, DrillEventKind.CHECK})
 
 
 class DemoView(Protocol):
@@ -63,7 +62,7 @@ class PlainView:
     def __call__(self, event: DrillEvent) -> None:
         if event.kind is DrillEventKind.REQUESTS:
             self._count(event)
-        elif (words := in_words(event)) is not None:
+        elif _worth_a_line(event) and (words := in_words(event)) is not None:
             self._flush_requests()
             self._say(words)
 
@@ -117,7 +116,7 @@ class LiveView:
                 self._served = frozenset(event.ranks)
             case DrillEventKind.READY:
                 self._web_ui = event.text
-        if (words := in_words(event)) is not None and event.kind not in _QUIET:
+        if event.kind is not DrillEventKind.REQUESTS and _worth_a_line(event) and (words := in_words(event)) is not None:
             self._said.append(f"{time.monotonic() - self._began_at:5.1f} s  {words}")
 
     def _picture(self) -> RenderableType:
@@ -146,6 +145,17 @@ class LiveView:
                 f"{name}/s", Text(f"{values[-1] if values else 0:>3}"), Text(bars, style=colour), f"{self._totals[index]} in all"
             )
         return table
+
+
+def _worth_a_line(event: DrillEvent) -> bool:
+    """Checks only where they fail (the table at the end counts them), processes only once they answer."""
+    match event.kind:
+        case DrillEventKind.CHECK:
+            return event.failed > 0
+        case DrillEventKind.STACK:
+            return not event.text.endswith((" started", "planned", "ready"))
+        case _:
+            return True
 
 
 def _bar(value: int, highest: int) -> str:

@@ -5,21 +5,29 @@ import json
 import signal
 import sys
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
 T = TypeVar("T")
 
+_FILE_WIDTH: Final = 160
+
 
 def results() -> Console:
     """For what was asked for."""
-    return Console(highlight=False)
+    return _console(stderr=False)
 
 
 def remarks() -> Console:
     """For progress and troubles."""
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    """A file or a pipe is as wide as it needs to be; a terminal is as wide as it is."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_FILE_WIDTH)
 
 
 def print_json(value: object) -> None:

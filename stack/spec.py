@@ -27,8 +27,8 @@ REAL_DETECTION_SEC: Final = 30.0
 REAL_RECOVERY_SEC: Final = 1.0
 """How long real engines take to shrink."""
 
-REAL_STORE_TIMEOUT_SEC: Final = 300.0
-"""How long a real engine waits at the store for its peers."""
+USUAL_STORE_TIMEOUT_SEC: Final = 30.0
+"""How long an engine waits at the store for its peers: the simulator's own default."""
 
 
 class EngineSpec(Strict):
@@ -44,7 +44,7 @@ class EngineSpec(Strict):
     engine_recovery_timeout_sec: Seconds = 120.0
     """After this long without recovery an engine exits by itself."""
 
-    store_timeout_sec: Seconds = 30.0
+    store_timeout_sec: Seconds = USUAL_STORE_TIMEOUT_SEC
     """How long a survivor waits at the rendezvous for the others."""
 
     num_logical_experts: Annotated[int, Field(ge=1)] = 64
@@ -184,7 +184,7 @@ class StackSpec(Strict):
         pairs = {
             "engine.detection_sec": (engine.detection_sec, REAL_DETECTION_SEC),
             "engine.recovery_sec": (engine.recovery_sec, REAL_RECOVERY_SEC),
-            "engine.store_timeout_sec": (engine.store_timeout_sec, REAL_STORE_TIMEOUT_SEC),
+            "engine.store_timeout_sec": (engine.store_timeout_sec, USUAL_STORE_TIMEOUT_SEC),
             "engine.engine_recovery_timeout_sec": (engine.engine_recovery_timeout_sec, 120.0),
         }
         return {name: used for name, (used, usual) in pairs.items() if used != usual}

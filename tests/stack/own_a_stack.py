@@ -1,6 +1,7 @@
 """Starts a stack, prints its run id and supervisor, and waits to be killed; run as a process by test_stack.py."""
 
 import asyncio
+import contextlib
 
 from stack.client import Stack
 from stack.spec import StackSpec
@@ -12,4 +13,5 @@ async def main() -> None:
         await asyncio.sleep(600)
 
 
-asyncio.run(main())
+with contextlib.suppress(KeyboardInterrupt):
+    asyncio.run(main())

@@ -38,10 +38,10 @@ def test_contradictions_are_refused(fields: dict[str, object], why: str) -> None
 
 
 def test_every_shortened_timer_is_listed_and_nothing_else() -> None:
-    plain = StackSpec(engine=EngineSpec(detection_sec=30, recovery_sec=1, store_timeout_sec=300))
+    plain = StackSpec(engine=EngineSpec(detection_sec=30, recovery_sec=1))
     assert plain.non_default_timers() == {}
     short = StackSpec(
-        engine=EngineSpec(detection_sec=30, recovery_sec=0.25, store_timeout_sec=300),
+        engine=EngineSpec(detection_sec=30, recovery_sec=0.25),
         fault_tolerance_config={"dp_scale_down_config": {"poll_interval_sec": 0.25}, "reconfiguration_budget": 9},
     )
     assert short.non_default_timers() == {"dp_scale_down_config.poll_interval_sec": 0.25, "engine.recovery_sec": 0.25}

@@ -181,7 +181,7 @@ async def test_killing_the_owner_or_the_supervisor_leaves_nothing_within_ten_sec
         if victim == "owner":
             await until(lambda: not Path(directory).exists(), within_sec=5)
     finally:
-        owner.terminate()
+        owner.send_signal(signal.SIGINT)
         owner.communicate()
 
 
