@@ -207,10 +207,10 @@ def _after_round(state: InstanceState, strategy: RunningStrategy, report: RoundR
     match report.outcome:
         case RoundOutcome.SUCCEEDED:
             return _after_success(state, strategy, report, now)
-        case RoundOutcome.ABANDONED:
+        case RoundOutcome.ABANDONED if strategy.committed_at is None:
             state = _looking(state, report.looked, now)
             return state.but(abandoned_at=(*state.abandoned_at, now)[-16:]).entering(strategy.phase_before, now)
-        case RoundOutcome.CANCELLED if not report.withdrawn and state.owed is None:
+        case RoundOutcome.CANCELLED if strategy.committed_at is None and not report.withdrawn and state.owed is None:
             return _looking(state, report.looked, now).entering(strategy.phase_before, now)
         case _:
             why = f"{strategy.workflow_id}: {report.reason}" + (f": {report.detail}" if report.detail else "")

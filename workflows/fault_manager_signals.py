@@ -182,7 +182,8 @@ def _on_end(state: InstanceState, values: list[Any], now: float) -> InstanceStat
 
 def _on_config(state: InstanceState, values: list[Any], now: float) -> InstanceState:
     """From now on; a running strategy keeps the one that it was ordered with."""
-    return state.but(config=_parsed(FaultToleranceConfig, values), pace_told=None)
+    config = _parsed(FaultToleranceConfig, values)
+    return state if config == state.config else state.but(config=config, pace_told=None)
 
 
 def _on_terminate(state: InstanceState, values: list[Any], now: float) -> InstanceState:
