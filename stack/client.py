@@ -357,7 +357,7 @@ def prepare(files: RunDir, order: LaunchOrder) -> int:
         earlier = files.read_record()
         if earlier is not None:
             sweep(earlier.run_id)
-        elif any(path.name not in _PARTS for path in files.path.iterdir()):
+        elif any(path.name not in _PARTS and not path.is_socket() for path in files.path.iterdir()):
             raise ConfigError(f"run directory {files} holds files of something else; choose an empty one with --run-dir")
         files.clear()
         files.write_order(order)
