@@ -37,9 +37,7 @@ def heartbeat_routes(api: Api) -> APIRouter:
             raise HttpError(409, ApiReason.WRONG_SET, message, expected=expected, dead_committed=record.dead_committed)
         api.figures.heartbeats.labels("ok").inc()
         return success(
-            HeartbeatReply(
-                generation=record.generation, dead_committed=record.dead_committed, fault_tolerance_config=api.pacing()
-            )
+            HeartbeatReply(generation=record.generation, dead_committed=removed_for(record), fault_tolerance_config=api.pacing())
         )
 
     return router
@@ -67,6 +65,12 @@ def _ranks_of(topology: Topology, body: HeartbeatRequest) -> set[int]:
 def _named(body: HeartbeatRequest) -> set[int]:
     """The ranks that a heartbeat names; a key that is no rank is never expected, so it makes the set a wrong one."""
     return {int(key) if key.isascii() and key.isdecimal() else -1 for key in body.endpoints}
+
+
+def removed_for(record: RuntimeRecord) -> tuple[int, ...]:
+    """The ranks that a Pod is to retire. None while the instance is rebuilt: its start command says who takes part, and
+    what the old group had lost must not be taken from the new one."""
+    return () if record.phase is FtPhase.RECONFIGURING else record.dead_committed
 
 
 def may_name(ranks: set[int], named: set[int], record: RuntimeRecord) -> bool:

@@ -1,0 +1,40 @@
+"""What a heartbeat may name and what it is told, by the instance's phase."""
+
+import pytest
+
+from api.heartbeats import may_name, removed_for
+from domain.runtime import FtPhase, RuntimeRecord
+
+
+def record(phase: FtPhase, dead: tuple[int, ...] = (), **more: object) -> RuntimeRecord:
+    alive = tuple(rank for rank in range(4) if rank not in dead)
+    fields = {"instance_id": 7, "phase": phase, "original_dp_ranks": (0, 1, 2, 3), "fallback_strategy": "InstanceReconfiguration"}
+    return RuntimeRecord.model_validate({**fields, "dead_committed": dead, "alive_dp_ranks": alive, "generation": 4, **more})
+
+
+def test_a_shrunk_instance_tells_its_pods_which_ranks_are_gone() -> None:
+    assert removed_for(record(FtPhase.SCALED_DOWN_RUNNING, dead=(1,))) == (1,)
+
+
+def test_a_rebuild_starts_every_rank_so_no_pod_is_told_to_retire_what_the_old_group_lost() -> None:
+    assert removed_for(record(FtPhase.RECONFIGURING, dead=(1,))) == ()
+
+
+@pytest.mark.parametrize("named", [{0, 1}, {0}])
+def test_while_it_is_rebuilt_a_pod_of_the_old_and_of_the_new_life_pass(named: set[int]) -> None:
+    assert may_name({0, 1}, named, record(FtPhase.RECONFIGURING, dead=(1,)))
+
+
+@pytest.mark.parametrize(("named", "passes"), [({0}, True), ({0, 1}, False), (set(), False), ({0, 7}, False)])
+def test_a_resting_instance_wants_exactly_the_ranks_that_are_left(named: set[int], passes: bool) -> None:
+    assert may_name({0, 1}, named, record(FtPhase.SCALED_DOWN_RUNNING, dead=(1,))) is passes
+
+
+def test_a_pod_whose_ranks_are_all_gone_names_nobody() -> None:
+    assert may_name({1}, set(), record(FtPhase.SCALED_DOWN_RUNNING, dead=(1,)))
+
+
+def test_while_a_finalize_is_pending_both_sets_pass() -> None:
+    late = record(FtPhase.SCALED_DOWN_RUNNING, dead=(1,), pending_finalize=("10.0.0.1:1026",))
+    assert may_name({0, 1}, {0, 1}, late)
+    assert may_name({0, 1}, {0}, late)
