@@ -21,7 +21,7 @@ from service.http import bind, serve_socket, url_of
 from tests.engine.fake_engine import FakeEngine
 from tests.node_manager.controller import FakeController
 
-LIMIT_SEC = 15.0
+LIMIT_SEC = 30.0
 
 
 async def until(condition: Callable[[], object], limit_sec: float = LIMIT_SEC, what: str = "it") -> None:
