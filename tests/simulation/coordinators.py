@@ -18,6 +18,8 @@ from tests.simulation.record import Record
 RETRY_SEC = 0.2
 SET_INTERVAL_SEC = 2.0
 
+_ACKNOWLEDGED, _AWAY = "acknowledged", "away"
+
 
 class FakeCoordinator:
     """One Coordinator: its process, which forgets everything when it restarts."""
@@ -30,24 +32,35 @@ class FakeCoordinator:
         self.has_view = False
         self.revision = 0
         self.ranks: tuple[int, ...] = ()
+        self._away_since: float | None = None
         self._record, self._home = record, home
 
     async def refresh(self, change: ViewChange, revision: int, ranks: tuple[int, ...], life: int) -> str:
-        """Returns applied, unchanged or stale."""
+        """Returns applied, unchanged or stale. What it is told before its first SET counts, but only a SET opens routing."""
         if life != self.life:
             raise Refused(f"{self.name} is in life {self.life}", reason="INCARNATION")
-        if change is not ViewChange.SET and not self.has_view:
-            raise Refused(f"{self.name} waits for a SET", reason="INCARNATION")
-        if self.has_view and revision < self.revision:
-            return "stale"
-        if self.has_view and revision == self.revision:
-            if ranks != self.ranks:
-                raise Refused(f"revision {revision} has other content", reason="IDENTITY_CONFLICT")
-            return "unchanged"
-        self.has_view, self.revision, self.ranks = True, revision, ranks
-        endpoints = {rank: self._home[rank] for rank in ranks}
-        self._record.saw(ViewSeen(at=now(), coordinator=self.name, change=change, revision=revision, endpoints=endpoints))
-        return "applied"
+        if revision == self.revision and ranks != self.ranks:
+            raise Refused(f"revision {revision} has other content", reason="IDENTITY_CONFLICT")
+        newer, older = revision > self.revision, revision < self.revision
+        if newer:
+            self.revision, self.ranks = revision, ranks
+        opens = change is ViewChange.SET and not self.has_view
+        if opens:
+            self.has_view = True
+            self._end_outage()
+        if self.has_view and (newer or opens):
+            self._show(change)
+        return "applied" if newer else "stale" if older else "unchanged"
+
+    def _show(self, change: ViewChange) -> None:
+        endpoints = {rank: self._home[rank] for rank in self.ranks}
+        self._record.saw(ViewSeen(at=now(), coordinator=self.name, change=change, revision=self.revision, endpoints=endpoints))
+
+    def _end_outage(self) -> None:
+        """It was away until it routes again: up, announced, and a SET taken."""
+        if self._away_since is not None:
+            self._record.saw(OutageSeen(at=self._away_since, process=self.name, ended_at=now()))
+            self._away_since = None
 
     def route(self) -> None:
         """One request to each rank in the view."""
@@ -58,8 +71,7 @@ class FakeCoordinator:
     def restart(self, after_sec: float) -> None:
         if not self.up:
             return
-        routing_again_at = now() + after_sec + 3 * SET_INTERVAL_SEC  # up, announced, and a SET taken
-        self._record.saw(OutageSeen(at=now(), process=self.name, ended_at=routing_again_at))
+        self._away_since = now() if self._away_since is None else self._away_since
         self._record.saw(ViewSeen(at=now(), coordinator=self.name, change=ViewChange.DEL, revision=None, endpoints={}))
         self.up, self.has_view, self.revision, self.ranks = False, False, 0, ()
         self.life += 1
@@ -103,11 +115,13 @@ class Pusher:
         if revision > self.known.revision:
             self.known = Known(revision, ranks)
         change = ViewChange.ADD if ranks else ViewChange.DEL
-        refusals = await asyncio.gather(
+        told = await asyncio.gather(
             *(self._push(c, change, revision, ranks, timeout_sec, deadline_at) for c in self.coordinators)
         )
-        failed = tuple(refusal for refusal in refusals if refusal is not None)
-        return ViewResult(confirmed=not failed, coordinators=tuple(c.name for c in self.coordinators), refusals=failed)
+        refusals = tuple(answer for answer in told if isinstance(answer, PeerRefusal))
+        enough = change is ViewChange.DEL or _ACKNOWLEDGED in told
+        names = tuple(coordinator.name for coordinator in self.coordinators)
+        return ViewResult(confirmed=not refusals and enough, coordinators=names, refusals=refusals)
 
     async def _push(
         self,
@@ -117,22 +131,26 @@ class Pusher:
         ranks: tuple[int, ...],
         timeout_sec: float,
         deadline_at: float,
-    ) -> PeerRefusal | None:
+    ) -> PeerRefusal | str:
+        """Until it acknowledged, or surely routes nothing; what it said where neither could be learnt."""
         while True:
             life = self.lives.get(coordinator.name, 0)
             try:
-                await self._wire.call(coordinator, partial(coordinator.refresh, change, revision, ranks, life), timeout_sec)
-                return None
-            except Refused as error:
-                if error.reason == "INCARNATION":
-                    return None  # it restarted: it routes nothing until it has announced itself and taken a SET
-                return PeerRefusal(peer=coordinator.name, reason=error.reason, message=error.message)
-            except Transient as error:
-                if await until(deadline_at, RETRY_SEC):
+                took = await self._wire.call(
+                    coordinator, partial(coordinator.refresh, change, revision, ranks, life), timeout_sec
+                )
+            except (Refused, Transient) as error:
+                restarted = error.reason == "INCARNATION"  # it must announce itself and take a SET before it routes
+                if restarted and change is ViewChange.DEL:
+                    return _AWAY
+                if (restarted or isinstance(error, Transient)) and await until(deadline_at, RETRY_SEC):
                     continue
                 if isinstance(error, ConnectionRefused):
-                    return None  # not routing
+                    return _AWAY
                 return PeerRefusal(peer=coordinator.name, reason=error.reason, message=error.message)
+            if took == "stale":
+                return PeerRefusal(peer=coordinator.name, reason="STALE", message="a newer revision is known")
+            return _ACKNOWLEDGED
 
     async def _set(self, coordinator: FakeCoordinator, known: Known) -> None:
         life = self.lives.get(coordinator.name, 0)

@@ -260,7 +260,7 @@ class World:
         """Coordinators that do not hold the newest view although they had long enough to hear of it."""
         end = now() + CONVERGES_WITHIN_SEC
         while now() < end:
-            behind = [c.name for c in self.coordinators if c.up and (not c.has_view or c.ranks != self.pusher.known.ranks)]
+            behind = [c.name for c in self.coordinators if not c.has_view or c.ranks != self.pusher.known.ranks]
             if not behind:
                 return []
             await asyncio.sleep(1.0)
