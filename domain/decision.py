@@ -87,6 +87,7 @@ class Situation(Strict):
     strategy_runs: bool = False
     preemptible: bool = False
     owed: DecisionReason | None = None
+    owed_detail: str = ""
     looked_for: float | None = None
     abandoned_at: tuple[float, ...] = ()
     rebuilt_at: tuple[float, ...] = ()
@@ -147,7 +148,8 @@ def _person_forces(case: Case) -> Decision | None:
     if case.situation.owed is not DecisionReason.FORCED:
         return None
     if not case.situation.strategy_runs:
-        return Decision(action=Action.RECONFIGURE, reason=DecisionReason.FORCED, detail="ordered by a person")
+        why = case.situation.owed_detail or "ordered by a person"
+        return Decision(action=Action.RECONFIGURE, reason=DecisionReason.FORCED, detail=why)
     if case.situation.preemptible:
         return Decision(
             action=Action.PREEMPT,
@@ -162,7 +164,7 @@ def _rebuild_is_owed(case: Case) -> Decision | None:
     """What an ended strategy or a lost memory left behind; later evidence does not lift it."""
     if case.situation.owed is None or case.situation.strategy_runs:
         return None
-    return _rebuild(case, case.situation.owed)
+    return _rebuild(case, case.situation.owed, case.situation.owed_detail)
 
 
 def _rule_1_feature_off(case: Case) -> Decision | None:

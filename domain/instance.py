@@ -210,6 +210,7 @@ class InstanceState(Strict):
             strategy_runs=self.strategy is not None,
             preemptible=self.strategy is not None and self.strategy.preemptible,
             owed=self.owed,
+            owed_detail=self.owed_detail,
             looked_for=self.looked_for,
             abandoned_at=self.abandoned_at,
             rebuilt_at=self.rebuilt_at,

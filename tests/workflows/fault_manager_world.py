@@ -1,0 +1,452 @@
+"""A FaultManager on a real Temporal server, in a world that the test plays: NodeManagers, Coordinators and strategies.
+
+The activities are registered under their real names and answer what the test put into `World`; the strategies are
+workflows of the real types that run until the test says so. Reports and ends of strategies come in as the real ones do:
+by signal.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from temporalio import activity, workflow
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from domain.config import DpScaleDownConfig, FaultToleranceConfig
+from domain.engine import EntrySource, FtCapability, RankEntry
+from domain.messages.node_manager import PodReport, RankReport
+from domain.messages.round import (
+    CommitRecord,
+    FinalizeCall,
+    FinalizeResult,
+    RoundOrder,
+    RoundOutcome,
+    RoundReason,
+    RoundReport,
+    StepReport,
+    ViewCall,
+    ViewResult,
+)
+from domain.messages.strategy import (
+    END_SIGNAL,
+    PROGRESS_SIGNAL,
+    REPORT_SIGNAL,
+    EnginesReadyCall,
+    EnginesReadyResult,
+    FaultManagerStart,
+    FreshLookCall,
+    FreshLookResult,
+    JournalsCall,
+    JournalsResult,
+    LookUpCall,
+    LookUpResult,
+    PaceCall,
+    ReconfigurationOrder,
+    ReconfigurationReason,
+    ReconfigurationReport,
+    Reported,
+    StartNodeManagersCall,
+    StartNodeManagersResult,
+    StopNodeManagersCall,
+    StopNodeManagersResult,
+    StrategyEnd,
+    StrategyKind,
+    StrategyProgress,
+    StrategyState,
+    fault_manager_id,
+)
+from domain.runtime import FtPhase, RuntimeRecord
+from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
+from workers.controller_worker import workflow_runner
+from workflows.fault_manager import FaultManager
+
+PATIENCE_SEC = 15.0
+HEALTHY, DEAD, UNHEALTHY = 0, 1, 2
+
+
+def topology(instance_id: int, ranks: int = 4, per_pod: int = 2) -> Topology:
+    """`ranks` ranks, `per_pod` behind each NodeManager 127.0.0.2:1026, 127.0.0.3:1026, …"""
+    ips = [f"127.0.0.{2 + rank // per_pod}" for rank in range(ranks)]
+    return Topology(
+        instance_id=instance_id,
+        job_name="job",
+        model_name="model",
+        parallel_config=ParallelConfig(dp_size=ranks),
+        dp_master_port=29500,
+        node_managers=tuple(NodeManagerPlace(pod_ip=ip, port=1026) for ip in dict.fromkeys(ips)),
+        endpoints=tuple(Endpoint(id=rank, pod_ip=ip, ip=ip, business_port=10000 + rank) for rank, ip in enumerate(ips)),
+        ft_capability=FtCapability(
+            enabled=True, scale_down_supported=True, external_lb=True, eplb_enabled=True, num_redundant_experts=4
+        ),
+    )
+
+
+def config(**changes: Any) -> FaultToleranceConfig:
+    return FaultToleranceConfig(**{"enable_dp_scale_down": True, **changes})
+
+
+def quick_times(**changes: Any) -> DpScaleDownConfig:
+    return DpScaleDownConfig(**{"poll_interval_sec": 1.0, "fault_poll_interval_sec": 0.25, **changes})
+
+
+def committed_by(order: RoundOrder) -> tuple[int, ...]:
+    return tuple(sorted({*order.dead_committed, *order.pending_ranks}))
+
+
+def round_end(
+    order: RoundOrder, outcome: RoundOutcome = RoundOutcome.SUCCEEDED, sequence: int = 10_000, **changes: Any
+) -> StrategyEnd:
+    """The end signal of a round, successful unless said otherwise; its last look had this `sequence`."""
+    succeeded = outcome is RoundOutcome.SUCCEEDED
+    survivors = tuple(rank for rank in order.topology.ranks if rank not in committed_by(order))
+    fields: dict[str, Any] = {
+        "instance_id": order.instance_id,
+        "generation": order.generation,
+        "request_id": order.request_id,
+        "outcome": outcome,
+        "reason": RoundReason.COMMITTED if succeeded else RoundReason.ENGINE_FAILED,
+        "committed": succeeded,
+        "dead_committed": committed_by(order) if succeeded else order.dead_committed,
+        "removed_dp_ranks": committed_by(order),
+        "survivors": survivors,
+        "serving_published": succeeded,
+        "view_revision": order.view_revision + 2 if succeeded else order.view_revision,
+        "looked": {rank: RankEntry(id=rank, status="healthy", sequence=sequence) for rank in survivors} if succeeded else {},
+        "stage_times": {"guard": 0.1},
+    }
+    return StrategyEnd(
+        kind=StrategyKind.SCALE_DOWN,
+        instance_id=order.instance_id,
+        generation=order.generation,
+        workflow_id=StrategyKind.SCALE_DOWN.workflow_id(order.instance_id, order.generation),
+        round=RoundReport(**{**fields, **changes}),
+    )
+
+
+class World:
+    """What the activities answer, and what they were asked. One instance, one FaultManager."""
+
+    def __init__(self, client: Client, instance_id: int, settings: FaultToleranceConfig, ranks: int = 4) -> None:
+        self.client = client
+        self.instance_id = instance_id
+        self.config = settings
+        self.topology = topology(instance_id, ranks)
+        self.task_queue = f"world-{uuid.uuid4().hex[:8]}"
+        self.journals = JournalsResult(complete=True)
+        self.looked: dict[int, RankEntry] = {}
+        self.coordinators_confirm = True
+        self.finalize_pending = False
+        self.start_refuses = False
+        self.fails: set[str] = set()
+        self.found: dict[int, LookUpResult] = {}
+        self.calls: list[tuple[str, Any]] = []
+        self.rounds: list[RoundOrder] = []
+        self.rebuilds: list[ReconfigurationOrder] = []
+        self.sequence = 0
+
+    @property
+    def handle(self) -> "WorkflowHandle[Any, Any]":
+        return self.client.get_workflow_handle(fault_manager_id(self.instance_id))
+
+    def start(self, state: str | None = None) -> FaultManagerStart:
+        return FaultManagerStart(instance_id=self.instance_id, topology=self.topology, config=self.config, state=state)
+
+    async def begin(self) -> None:
+        await self.client.start_workflow(
+            "FaultManager",
+            self.start(),
+            id=fault_manager_id(self.instance_id),
+            task_queue=self.task_queue,
+            task_timeout=timedelta(seconds=2),
+            execution_timeout=timedelta(seconds=120),
+        )
+
+    async def record(self) -> RuntimeRecord:
+        record = await self.handle.query("status", result_type=RuntimeRecord)
+        assert isinstance(record, RuntimeRecord)
+        return record
+
+    async def until(self, holds: Callable[[RuntimeRecord], object], what: str = "") -> RuntimeRecord:
+        """The first record for which `holds` is true. Fails with the last one when patience is over."""
+        end = time.monotonic() + PATIENCE_SEC
+        while True:
+            record = await self.record()
+            if holds(record):
+                return record
+            assert time.monotonic() < end, f"never came: {what}; last record: {record}"
+            await asyncio.sleep(0.03)
+
+    async def until_true(self, holds: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE_SEC
+        while not holds():
+            assert time.monotonic() < end, f"never came: {what}; calls: {self.calls}"
+            await asyncio.sleep(0.03)
+
+    async def serve(self) -> RuntimeRecord:
+        """Begin, assemble, and serve with all ranks."""
+        await self.begin()
+        await self.until(lambda r: "not ready" in (r.waiting.reason if r.waiting else ""), "engines started")
+        await self.report(dict.fromkeys(self.topology.ranks, HEALTHY))
+        return await self.until(lambda r: r.can_serve and r.waiting is None, "serving")
+
+    async def report(self, statuses: dict[int, int], source: EntrySource = EntrySource.ENGINE, engine: str = "old") -> None:
+        """Each Pod reports its ranks, as a NodeManager does through the API."""
+        for manager, ranks in self.topology.by_manager(statuses).items():
+            self.sequence += 1
+            reports = tuple(
+                RankReport(
+                    engine_id=rank,
+                    engine_status=statuses[rank],
+                    engine_incarnation=f"{engine}-{rank}",
+                    sequence=self.sequence,
+                    source=source,
+                )
+                for rank in ranks
+            )
+            pod = PodReport(
+                instance_id=self.instance_id,
+                pod_ip=manager.ip,
+                node_manager_port=manager.port,
+                incarnation="life-1",
+                reports=reports,
+            )
+            await self.signal(REPORT_SIGNAL, {"report": pod.model_dump(mode="json"), "received_at": time.time()})
+
+    async def signal(self, name: str, *values: object) -> None:
+        await self.handle.signal(name, args=list(values))
+
+    async def progress(self, order: RoundOrder, step: int, phase: FtPhase) -> None:
+        kind = StrategyKind.SCALE_DOWN
+        report = StepReport(
+            step=step,
+            phase=phase,
+            detail=f"step {step}",
+            request_id=order.request_id,
+            pending_ranks=order.pending_ranks,
+            at=time.time(),
+        )
+        progress = StrategyProgress(
+            kind=kind,
+            instance_id=self.instance_id,
+            generation=order.generation,
+            workflow_id=kind.workflow_id(self.instance_id, order.generation),
+            step=report,
+        )
+        await self.signal(PROGRESS_SIGNAL, progress)
+
+    async def fail_over(self, ranks: tuple[int, ...] = (1,)) -> RoundOrder:
+        """These ranks die, the others notice; the order of the round that follows."""
+        before = len(self.rounds)
+        alive = (await self.record()).alive_dp_ranks
+        await self.report({rank: DEAD if rank in ranks else UNHEALTHY for rank in alive})
+        await self.until_true(lambda: len(self.rounds) > before, "a round")
+        return self.rounds[-1]
+
+    async def commit(self, order: RoundOrder) -> bool:
+        """The round's commit point, as its activity tells it."""
+        record = CommitRecord(
+            instance_id=self.instance_id,
+            generation=order.generation,
+            request_id=order.request_id,
+            dead_committed=committed_by(order),
+            view_revision=order.view_revision + 2,
+        )
+        end = time.monotonic() + PATIENCE_SEC
+        while True:
+            try:
+                return bool(await self.handle.execute_update("record_commit", record, result_type=bool))
+            except RPCError:  # it continued as new just then; the activity repeats it as well
+                assert time.monotonic() < end, "no acknowledgement"
+
+    async def end_round(self, order: RoundOrder, outcome: RoundOutcome = RoundOutcome.SUCCEEDED, **changes: Any) -> None:
+        """The round reports its end, and its workflow completes."""
+        await self.signal(END_SIGNAL, round_end(order, outcome, self.sequence, **changes))
+        await self._finish(StrategyKind.SCALE_DOWN, order.generation)
+
+    async def end_rebuild(self, order: ReconfigurationOrder, succeeded: bool = True) -> None:
+        report = ReconfigurationReport(
+            instance_id=self.instance_id,
+            generation=order.generation,
+            succeeded=succeeded,
+            reason=ReconfigurationReason.REBUILT if succeeded else ReconfigurationReason.NOT_READY_IN_TIME,
+            serving_published=succeeded,
+            view_revision=order.view_revision + 2,
+            engine_incarnations={rank: f"new-{rank}" for rank in order.topology.ranks} if succeeded else {},
+        )
+        kind = StrategyKind.INSTANCE_RECONFIGURATION
+        await self.signal(
+            END_SIGNAL,
+            StrategyEnd(
+                kind=kind,
+                instance_id=self.instance_id,
+                generation=order.generation,
+                workflow_id=kind.workflow_id(self.instance_id, order.generation),
+                reconfiguration=report,
+            ),
+        )
+        await self._finish(kind, order.generation)
+
+    async def _finish(self, kind: StrategyKind, generation: int) -> None:
+        await self.client.get_workflow_handle(kind.workflow_id(self.instance_id, generation)).signal("stop")
+
+    async def history_length(self) -> int:
+        return (await self.handle.describe()).history_length
+
+    def note(self, name: str, call: object) -> None:
+        self.calls.append((name, call))
+        if name in self.fails:
+            raise ApplicationError(f"{name} is told to fail", non_retryable=True)
+
+    def asked(self, name: str) -> list[Any]:
+        return [call for called, call in self.calls if called == name]
+
+    # The activities, under their real names.
+
+    @activity.defn(name="usable_search_attributes")
+    async def usable_search_attributes(self) -> Reported:
+        self.note("usable_search_attributes", None)
+        return Reported(search_attributes=("InstanceId", "FtPhase", "DeadRanks", "ServingPublished"))
+
+    @activity.defn(name="read_journals")
+    async def read_journals(self, call: JournalsCall) -> JournalsResult:
+        self.note("read_journals", call)
+        return self.journals
+
+    @activity.defn(name="start_node_managers")
+    async def start_node_managers(self, call: StartNodeManagersCall) -> StartNodeManagersResult:
+        self.note("start_node_managers", call)
+        managers = [str(manager) for manager in call.topology.managers]
+        started = managers[:-1] if self.start_refuses else managers
+        return StartNodeManagersResult(started=dict.fromkeys(started, "life-1"))
+
+    @activity.defn(name="stop_node_managers")
+    async def stop_node_managers(self, call: StopNodeManagersCall) -> StopNodeManagersResult:
+        self.note("stop_node_managers", call)
+        return StopNodeManagersResult(stopped=call.managers)
+
+    @activity.defn(name="await_engines_ready")
+    async def await_engines_ready(self, call: EnginesReadyCall) -> EnginesReadyResult:
+        self.note("await_engines_ready", call)
+        return EnginesReadyResult(waiting={rank: "starting" for question in call.questions for rank in question.ranks})
+
+    @activity.defn(name="fresh_look")
+    async def fresh_look(self, call: FreshLookCall) -> FreshLookResult:
+        self.note("fresh_look", call)
+        return FreshLookResult(looked=self.looked)
+
+    @activity.defn(name="push_view")
+    async def push_view(self, call: ViewCall) -> ViewResult:
+        self.note("push_view", call)
+        return ViewResult(confirmed=self.coordinators_confirm, coordinators=("http://127.0.0.1:1",))
+
+    @activity.defn(name="finalize")
+    async def finalize(self, call: FinalizeCall) -> FinalizeResult:
+        self.note("finalize", call)
+        return FinalizeResult(pending=call.managers) if self.finalize_pending else FinalizeResult(done=call.managers)
+
+    @activity.defn(name="pace")
+    async def pace(self, call: PaceCall) -> None:
+        self.note("pace", call)
+
+    @activity.defn(name="look_up_strategy")
+    async def look_up_strategy(self, call: LookUpCall) -> LookUpResult:
+        self.note("look_up_strategy", call)
+        return self.found.get(call.generation, LookUpResult(state=StrategyState.ABSENT))
+
+    # What the stand-in strategies tell.
+
+    @activity.defn(name="note_order")
+    async def note_order(self, order: dict[str, Any]) -> None:
+        if "request_id" in order:
+            self.rounds.append(RoundOrder.model_validate(order))
+        else:
+            self.rebuilds.append(ReconfigurationOrder.model_validate(order))
+
+
+class StandIn:
+    """A strategy that notes its order and runs until it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    async def live(self, order: dict[str, Any]) -> None:
+        await workflow.execute_activity("note_order", order, start_to_close_timeout=timedelta(seconds=10))
+        await workflow.wait_condition(lambda: self.stopped)
+
+
+@workflow.defn(name="ScaleDownRound", sandboxed=False)
+class StandInRound(StandIn):
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> None:
+        await self.live(order)
+
+    @workflow.signal
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@workflow.defn(name="InstanceReconfiguration", sandboxed=False)
+class StandInRebuild(StandIn):
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> None:
+        await self.live(order)
+
+    @workflow.signal
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@asynccontextmanager
+async def a_world(
+    client: Client, settings: FaultToleranceConfig | None = None, *, ranks: int = 4, sandboxed: bool = True
+) -> AsyncIterator[World]:
+    """A world with a worker on its own task queue; whatever still runs in it is terminated at the end.
+
+    Outside the sandbox a test can change a constant of the workflow.
+    """
+    world = World(client, uuid.uuid4().int % 1_000_000_000, settings or config(), ranks)
+    async with Worker(
+        client,
+        task_queue=world.task_queue,
+        workflows=[FaultManager, StandInRound, StandInRebuild],
+        activities=[
+            world.usable_search_attributes,
+            world.read_journals,
+            world.start_node_managers,
+            world.stop_node_managers,
+            world.await_engines_ready,
+            world.fresh_look,
+            world.push_view,
+            world.finalize,
+            world.pace,
+            world.look_up_strategy,
+            world.note_order,
+        ],
+        workflow_runner=workflow_runner() if sandboxed else UnsandboxedWorkflowRunner(),
+    ):
+        yield world
+        for workflow_id in [fault_manager_id(world.instance_id), *_strategy_ids(world)]:
+            await _terminate(client, workflow_id)
+
+
+async def _terminate(client: Client, workflow_id: str) -> None:
+    try:
+        await client.get_workflow_handle(workflow_id).terminate()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+
+
+def _strategy_ids(world: World) -> list[str]:
+    orders: list[tuple[StrategyKind, int]] = [
+        *((StrategyKind.SCALE_DOWN, order.generation) for order in world.rounds),
+        *((StrategyKind.INSTANCE_RECONFIGURATION, order.generation) for order in world.rebuilds),
+    ]
+    return [kind.workflow_id(world.instance_id, generation) for kind, generation in orders]
