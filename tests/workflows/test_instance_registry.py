@@ -1,0 +1,154 @@
+"""InstanceRegistry: a declaration that was acknowledged leads to a running FaultManager, whoever dies in between."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+import workflows.instance_registry
+from domain.messages.strategy import (
+    DeclareCall,
+    FaultManagerStart,
+    RegistryOutcome,
+    RegistryReply,
+    RegistryStart,
+    RegistryView,
+    RemoveCall,
+    fault_manager_id,
+)
+from tests.workflows.fault_manager_world import PATIENCE_SEC, config, topology
+from workers.controller_worker import workflow_runner
+from workflows.instance_registry import InstanceRegistry
+
+Registry = WorkflowHandle[InstanceRegistry, None]
+
+
+@workflow.defn(name="FaultManager", sandboxed=False)
+class StandInFaultManager:
+    """Runs until it is told to end."""
+
+    def __init__(self) -> None:
+        self.removal: dict[str, object] | None = None
+
+    @workflow.run
+    async def run(self, start: FaultManagerStart) -> dict[str, object]:
+        await workflow.wait_condition(lambda: self.removal is not None)
+        assert self.removal is not None
+        return self.removal
+
+    @workflow.signal
+    def terminate(self, removal: dict[str, object]) -> None:
+        self.removal = removal
+
+
+@asynccontextmanager
+async def a_registry(client: Client, *, sandboxed: bool = True) -> AsyncIterator[Registry]:
+    """A registry of its own; outside the sandbox a test can change a constant of the workflow."""
+    task_queue = f"registry-{uuid.uuid4().hex[:8]}"
+    async with Worker(
+        client,
+        task_queue=task_queue,
+        workflows=[InstanceRegistry, StandInFaultManager],
+        workflow_runner=workflow_runner() if sandboxed else UnsandboxedWorkflowRunner(),
+    ):
+        handle = await client.start_workflow(InstanceRegistry.run, RegistryStart(), id=task_queue, task_queue=task_queue)
+        try:
+            yield handle
+        finally:
+            await handle.terminate()
+
+
+def new_id() -> int:
+    return uuid.uuid4().int % 1_000_000_000
+
+
+async def declare(registry: Registry, instance_id: int, ranks: int = 4) -> RegistryReply:
+    call = DeclareCall(topology=topology(instance_id, ranks), config=config())
+    return await registry.execute_update(InstanceRegistry.declare, call)
+
+
+async def until_running(client: Client, instance_id: int) -> WorkflowHandle[object, object]:
+    end = time.monotonic() + PATIENCE_SEC
+    while True:
+        try:
+            handle = client.get_workflow_handle(fault_manager_id(instance_id))
+            if (await handle.describe()).close_time is None:
+                return handle
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+        assert time.monotonic() < end, "its FaultManager never ran"
+        await asyncio.sleep(0.03)
+
+
+async def test_a_declared_instance_gets_its_faultmanager(temporal_client: Client) -> None:
+    async with a_registry(temporal_client) as registry:
+        instance_id = new_id()
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        fault_manager = await until_running(temporal_client, instance_id)
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.UNCHANGED
+        conflict = await declare(registry, instance_id, ranks=2)
+        assert conflict.outcome is RegistryOutcome.CONFLICT
+        assert "DELETE" in conflict.message
+        view = await registry.query(InstanceRegistry.instances)
+        assert [one.topology.instance_id for one in view.instances] == [instance_id]
+        removal = RemoveCall(instance_id=instance_id, reason="done", stop_engines=True)
+        assert (await registry.execute_update(InstanceRegistry.remove, removal)).outcome is RegistryOutcome.REMOVED
+        assert await asyncio.wait_for(fault_manager.result(), 10) == {"reason": "done", "stop_engines": True}
+        assert (await registry.execute_update(InstanceRegistry.remove, removal)).outcome is RegistryOutcome.UNKNOWN
+        assert await registry.query(InstanceRegistry.instances) == RegistryView()
+
+
+async def test_an_instance_declared_again_at_once_gets_a_new_faultmanager_when_the_old_one_has_ended(
+    temporal_client: Client,
+) -> None:
+    async with a_registry(temporal_client) as registry:
+        instance_id = new_id()
+        old = await temporal_client.start_workflow(
+            "FaultManager",
+            FaultManagerStart(instance_id=instance_id, topology=topology(instance_id), config=config()),
+            id=fault_manager_id(instance_id),
+            task_queue=registry.id,
+        )
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        await old.signal("terminate", {"reason": "old"})
+        await asyncio.wait_for(old.result(), 10)
+        new = await until_running(temporal_client, instance_id)
+        assert (await new.describe()).run_id != old.result_run_id
+        await new.terminate()
+
+
+async def test_nonsense_does_not_hurt_the_registry(temporal_client: Client) -> None:
+    async with a_registry(temporal_client) as registry:
+        await registry.signal("config_changed")
+        await registry.signal("config_changed", args=[1, 2])
+        await registry.signal("what_is_this", {"a": 1})
+        with pytest.raises(WorkflowUpdateFailedError):
+            await registry.execute_update("declare", {"topology": 3})
+        with pytest.raises(WorkflowUpdateFailedError):
+            await registry.execute_update("declare")
+        instance_id = new_id()
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        await (await until_running(temporal_client, instance_id)).terminate()
+
+
+async def test_declarations_survive_continue_as_new(temporal_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflows.instance_registry, "CONTINUE_AS_NEW_AT_EVENTS", 30)
+    async with a_registry(temporal_client, sandboxed=False) as registry:
+        first_run = (await registry.describe()).run_id
+        declared = [new_id() for _ in range(8)]
+        for instance_id in declared:
+            assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        assert (await registry.describe()).run_id != first_run
+        view = await registry.query(InstanceRegistry.instances)
+        assert [one.topology.instance_id for one in view.instances] == declared
+        assert [one.version for one in view.instances] == list(range(1, 9))
+        for instance_id in declared:
+            await (await until_running(temporal_client, instance_id)).terminate()
