@@ -1,5 +1,6 @@
 """`up`, `status` and `down` as a person and as a script use them."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stack.client import Stack
 from stack.processes import carriers
 from stack.run_dir import RunDir
+from stack.spec import StackSpec
 
 AUTOTOMY = Path(sys.executable).parent / "autotomy"
 SMALL = ("--dp-size", "2", "--node-managers", "1")
@@ -65,13 +68,14 @@ def test_up_in_the_foreground_stops_everything_on_ctrl_c(tmp_path: Path) -> None
     command = [str(AUTOTOMY), "up", *SMALL, "--foreground", "--json", "--run-dir", str(tmp_path)]
     staying = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     try:
-        until(lambda: any('"ready"' in line for line in _lines(RunDir(tmp_path).events_file)))
+        assert staying.stdout is not None
+        first = staying.stdout.readline()  # it is said where everything is
         staying.send_signal(signal.SIGINT)
         out, err = staying.communicate(timeout=30)
     finally:
         staying.kill()
     assert staying.returncode == 0
-    assert json.loads(out)["state"] == "ready"
+    assert json.loads(first + out)["state"] == "ready"
     assert err.strip().splitlines()[-1] == "stopped; nothing is left running"
     assert carriers(run_id_of(tmp_path)) == []
 
@@ -91,17 +95,13 @@ def test_ctrl_c_during_the_start_says_one_line_and_leaves_nothing(tmp_path: Path
     assert carriers(run_id_of(tmp_path)) == []
 
 
-def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
-    assert autotomy("up", *SMALL, "--run-dir", str(tmp_path)).returncode == 0
-    run_id = run_id_of(tmp_path)
-    for carrier in carriers(run_id):
+async def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
+    stack = await Stack.launch(StackSpec.shaped(1, 1, declare=False, web_ui=False), tmp_path)
+    for carrier in carriers(stack.run_id):
         if carrier.process in ("supervisor", "watcher"):  # both at once: nobody is left to clean up
             os.kill(carrier.pid, signal.SIGKILL)
-    stopped = autotomy("down", "--run-dir", str(tmp_path))
+    stopped = await asyncio.to_thread(autotomy, "down", "--run-dir", str(tmp_path))
     assert stopped.returncode == 0
     assert "had been left behind and were stopped" in stopped.stdout
-    assert carriers(run_id) == []
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+    assert carriers(stack.run_id) == []
+    assert not (await stack.down()).clean
