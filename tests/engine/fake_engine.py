@@ -61,7 +61,11 @@ class FakeEngine:
         self.statuses_asked += 1
         if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
             return JSONResponse({"error": {"message": "wrong key"}}, status_code=401)
+        answer = self._status_now()
         await asyncio.sleep(self.status_delay_sec)
+        return answer
+
+    def _status_now(self) -> Response:
         if isinstance(self.status_body, str):
             return Response(self.status_body, status_code=self.status_code)
         entry = {"id": self.rank, "status": "healthy", **self.entry}

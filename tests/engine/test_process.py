@@ -129,7 +129,7 @@ async def test_killed_worker_is_a_loss_though_the_api_server_lives(trees: Trees)
     began = time.monotonic()
     os.kill(worker.pid, signal.SIGKILL)
     await until(lambda: trees.losses)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
     assert (trees.losses[0].role, trees.losses[0].identity) == (MemberRole.WORKER, worker)
     assert tree.root_alive
 

@@ -103,6 +103,19 @@ async def test_engine_restart_makes_new_incarnations_unless_a_round_owns_the_pod
     assert (await pod.post("engine-restart", {"action": "abort"})).json()["status"] == "unchanged"
 
 
+async def test_engine_restart_can_be_given_up_while_old_engines_are_being_stopped(
+    tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]
+) -> None:
+    deaf = EngineSpec(command=("bash", "-c", "trap '' TERM; while true; do sleep 0.2; done"), stop_grace_sec=1.5)
+    async with running_pod(tmp_path, fakes, controller, engines=(deaf,)) as pod:
+        old = await pod.started(controller)
+        await pod.post("engine-restart", {"action": "restart"})
+        assert (await pod.post("engine-restart", {"action": "abort"})).json()["status"] == "aborted"
+        await until(lambda: not any(alive(identity) for identity in old.values()))
+        await until(lambda: not pod.node.journal.engines)
+        assert (await pod.http.get("/node-manager/status")).json() == {"status": False}
+
+
 async def test_engine_that_is_not_ready_in_time_is_stopped_and_reported(
     tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]
 ) -> None:
