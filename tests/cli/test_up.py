@@ -69,13 +69,16 @@ def test_up_in_the_foreground_stops_everything_on_ctrl_c(tmp_path: Path) -> None
     staying = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     try:
         assert staying.stdout is not None
+        assert staying.stderr is not None
         first = staying.stdout.readline()  # it is said where everything is
         staying.send_signal(signal.SIGINT)
-        out, err = staying.communicate(timeout=30)
+        out, err = first + staying.stdout.read(), staying.stderr.read()
+        staying.wait(30)
     finally:
         staying.kill()
+        staying.communicate()
     assert staying.returncode == 0
-    assert json.loads(first + out)["state"] == "ready"
+    assert json.loads(out)["state"] == "ready"
     assert err.strip().splitlines()[-1] == "stopped; nothing is left running"
     assert carriers(run_id_of(tmp_path)) == []
 
