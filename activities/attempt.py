@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, FailureError
 
 from activities.errors import bug, to_application_error
 from domain.errors import AutotomyError, Transient
@@ -136,7 +136,7 @@ async def attempt(effect: str) -> AsyncIterator[Attempt]:
     except AutotomyError as error:
         raise to_application_error(error) from error
     except WorkerLeaving:
-        raise ApplicationError("this worker shuts down, another one goes on", "Transient", type="WORKER_SHUTDOWN") from None
+        raise _handed_over() from None
     except FailureError:
         raise
     except Exception as error:
@@ -144,6 +144,15 @@ async def attempt(effect: str) -> AsyncIterator[Attempt]:
         raise bug(error) from error
     finally:
         heart.cancel()
+
+
+def _handed_over() -> ApplicationError:
+    return ApplicationError(
+        "this worker shuts down, another one goes on",
+        Transient.__name__,
+        type="WORKER_SHUTDOWN",
+        category=ApplicationErrorCategory.BENIGN,
+    )
 
 
 async def _beat(run: Attempt) -> None:

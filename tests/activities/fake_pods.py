@@ -186,7 +186,8 @@ class FakePod:
             if self.guard
             else None,
             "transactions": [
-                {"request_id": rid, "verdict": self.verdicts.get(rid)} for rid in {*self.applied, *([self.guard] if self.guard else [])}
+                {"request_id": rid, "verdict": self.verdicts.get(rid)}
+                for rid in {*self.applied, *([self.guard] if self.guard else [])}
             ],
         }
 
@@ -206,7 +207,14 @@ class FakePod:
 
 
 def entry(rank: int, status: str, **fields: Any) -> dict[str, Any]:
-    base = {"id": rank, "status": status, "source": "engine", "process": "running", "incarnation": f"boot:{rank}:1", "sequence": 1}
+    base = {
+        "id": rank,
+        "status": status,
+        "source": "engine",
+        "process": "running",
+        "incarnation": f"boot:{rank}:1",
+        "sequence": 1,
+    }
     return {**base, **fields}
 
 

@@ -157,6 +157,7 @@ def strategy_worker(client: Client, http: Any, task_queue: str, search_attribute
         workflows=[ScaleDownRound, InstanceReconfiguration, EventPusher, RecordingFaultManager],
         activities=activities(client, http, task_queue, search_attributes),
         workflow_runner=workflow_runner(),
+        sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
         graceful_shutdown_timeout=timedelta(seconds=1),
         max_heartbeat_throttle_interval=timedelta(milliseconds=500),
     )
@@ -178,7 +179,9 @@ async def strategy_world(client: Client, pods: Any = ((0, 1), (2, 3)), *, work: 
     async with AsyncExitStack() as stack:
         instance = await stack.enter_async_context(fake_instance(pods))
         coordinator = await stack.enter_async_context(fake_coordinator())
-        await client.start_workflow("EventPusher", EventPusherState(set_interval_sec=0.5), id=EVENT_PUSHER_ID, task_queue=task_queue)
+        await client.start_workflow(
+            "EventPusher", EventPusherState(set_interval_sec=0.5), id=EVENT_PUSHER_ID, task_queue=task_queue
+        )
         stack.push_async_callback(end_event_pusher, client)
         world = StrategyWorld(client, instance, coordinator, task_queue)
         if work:

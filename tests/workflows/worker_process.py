@@ -1,0 +1,20 @@
+"""A worker in a process of its own, to be killed: `python -m tests.workflows.worker_process ADDRESS TASK_QUEUE`."""
+
+import asyncio
+import sys
+
+from activities.peer import new_http_client
+from service.logging import configure_logging
+from service.temporal import connect, ensure_search_attributes
+from tests.workflows.strategy_world import strategy_worker
+
+
+async def main(address: str, task_queue: str) -> None:
+    client = await connect({"target_host": address, "namespace": "default"})
+    async with new_http_client() as http:
+        await strategy_worker(client, http, task_queue, await ensure_search_attributes(client)).run()
+
+
+if __name__ == "__main__":
+    configure_logging("test-worker")
+    asyncio.run(main(*sys.argv[1:]))
