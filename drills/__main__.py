@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"drill: {error}", file=sys.stderr)
         return _COULD_NOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
+        print("drill: interrupted; everything was stopped", file=sys.stderr)
         return _INTERRUPTED
 
 
@@ -86,7 +87,7 @@ def _chosen(given: argparse.Namespace) -> list[Drill]:
 
 async def _run_all(drills: Sequence[Drill], out: Path | None, *, times: int, as_json: bool) -> int:
     worst = 0
-    with _cancelled_by_sigterm():
+    with _cancelled_by_signals():
         for drill in drills:
             reports = []
             for number in range(1, times + 1):
@@ -114,15 +115,17 @@ async def _run_one(drill: Drill, out: Path | None, *, as_json: bool) -> DrillRep
 
 
 @contextlib.contextmanager
-def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a drill as Ctrl-C does: the installation is stopped in order."""
+def _cancelled_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end a drill in order: the installation is stopped, whatever is going on."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
 def _drill_list() -> str:

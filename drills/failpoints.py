@@ -59,7 +59,8 @@ class FailpointDriver:
         if self._server is not None:
             self._server.close()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._server.wait_closed(), timeout=2.0)
+                async with asyncio.timeout(2.0):
+                    await self._server.wait_closed()
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -70,7 +71,8 @@ class FailpointDriver:
     async def wait_for(self, name: str, within_sec: float) -> Hit:
         """The process that stands at `name`; it stays there until `release`. Raises FailpointNotHit."""
         try:
-            await asyncio.wait_for(self._event(self._arrived, name).wait(), timeout=within_sec)
+            async with asyncio.timeout(within_sec):
+                await self._event(self._arrived, name).wait()
         except TimeoutError:
             came = ", ".join(sorted({hit.name for _, hit in self.hits})) or "none"
             raise FailpointNotHit(f"nobody came to failpoint {name} within {within_sec:g} s (came to: {came})") from None

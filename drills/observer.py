@@ -115,7 +115,8 @@ class Observer:
             if left <= 0:
                 raise NotSeen(f"not seen within {within_sec:g} s: {what}; {self.describe()}")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout=min(left, 1.0))
+                async with asyncio.timeout(min(left, 1.0)):  # wait_for would swallow a Ctrl-C that meets a change
+                    await self._changed.wait()
 
     @property
     def published(self) -> dict[str, tuple[int, ...]]:

@@ -1,13 +1,24 @@
 """All drills by name, in the order of acceptance A."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from domain.errors import Refused
 from drills import idle, scale_down
 from drills.drill import Drill
+from drills.restart import Point, Victim, find_cell, restart_drill
 
-_ORDER: Final = ("soft-rank", "soft-idle", "soft-rank0", "consecutive", "pod-partial", "multi-rank", "multi-rank-none-left")
+_ORDER: Final = (
+    "soft-rank",
+    "soft-idle",
+    "soft-rank0",
+    "consecutive",
+    "pod-partial",
+    "multi-rank",
+    "multi-rank-none-left",
+    "controller-restart",
+)
 
 
 class UnknownDrill(Refused):
@@ -18,7 +29,8 @@ class UnknownDrill(Refused):
 
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
-    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS)}
+    restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
+    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, restarted)}
     return {name: known[name] for name in _ORDER}
 
 

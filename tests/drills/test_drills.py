@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -65,19 +66,22 @@ async def test_command_line_prints_the_result_as_its_last_line(tmp_path: Path) -
     assert told["figures"]["non_default_timers"]
 
 
-async def test_killed_drill_leaves_nothing_running(tmp_path: Path) -> None:
-    mark = f"DRILL_TEST_MARK={secrets.token_hex(8)}"
-    environment = os.environ | dict([mark.split("=")])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+async def test_ended_drill_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    name, value = "DRILL_TEST_MARK", secrets.token_hex(8)
     command = [sys.executable, "-m", "drills", "soft-rank", "--out", str(tmp_path / "out")]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, name: value}
+    )
     assert process.stdout is not None
     async with asyncio.timeout(90):
-        while b"INJECTED" not in await process.stdout.readline():
-            assert process.returncode is None
-    assert len(carrying(mark)) > 10
-    process.kill()
-    await process.wait()
-    await eventually(lambda: not carrying(mark), within_sec=10)
+        while b"INJECTED" not in (line := await process.stdout.readline()):
+            assert line, "the drill ended before it injected anything"
+    assert len(carrying(f"{name}={value}")) > 10
+    process.send_signal(number)
+    await process.stdout.read()
+    assert await asyncio.wait_for(process.wait(), timeout=30) == code
+    await eventually(lambda: not carrying(f"{name}={value}"), within_sec=10)
 
 
 def carrying(mark: str) -> list[int]:
