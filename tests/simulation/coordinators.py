@@ -5,6 +5,7 @@ The pusher knows a revision before its first push leaves, so no SET can bring ba
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +33,7 @@ class FakeCoordinator:
         self.has_view = False
         self.revision = 0
         self.ranks: tuple[int, ...] = ()
+        self.announce: Callable[[FakeCoordinator], None] = lambda _: None
         self._away_since: float | None = None
         self._record, self._home = record, home
 
@@ -81,6 +83,7 @@ class FakeCoordinator:
 
     def _up(self) -> None:
         self.up = True
+        self.announce(self)
 
 
 @dataclass
@@ -99,6 +102,15 @@ class Pusher:
         self.known = Known(1, ranks)
         self.lives: dict[str, int] = {}
         self._wire, self._record = wire, record
+        self._answers: list[asyncio.Task[None]] = []
+        for coordinator in coordinators:
+            coordinator.announce = self._announced
+
+    def _announced(self, coordinator: FakeCoordinator) -> None:
+        """A Coordinator without a view gets a SET at once, for the life that it named."""
+        self.lives[coordinator.name] = coordinator.life
+        known = Known(self.known.revision, self.known.ranks)
+        self._answers.append(asyncio.ensure_future(self._set(coordinator, known)))
 
     async def keep_setting(self) -> None:
         """Announcements and the periodic SET, for ever."""

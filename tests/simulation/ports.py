@@ -70,6 +70,7 @@ class SimulatedPorts:
         self.managers, self.pusher, self.wire, self.record = managers, pusher, wire, record
         self.stopping = False
         self.fails_next = False
+        self.before_push: Callable[[], None] | None = None
         self.steps: list[StepReport] = []
         self.stopped_pods: list[NodeManagerAddress] = []
         self.outages_sec = 0.0
@@ -132,6 +133,7 @@ class SimulatedPorts:
         return await self._activity("look", lambda: self._look(heartbeat))
 
     async def withdraw(self, call: ViewCall) -> ViewResult:
+        await self._strike_before_push()
         return await self._activity("withdraw", lambda: self._push(call))
 
     async def apply(self, call: ApplyCall) -> ApplyResult:
@@ -149,7 +151,15 @@ class SimulatedPorts:
         return await self._activity("finalize", lambda: self._finalize(call))
 
     async def publish(self, call: ViewCall) -> ViewResult:
+        await self._strike_before_push()
         return await self._activity("publish", lambda: self._push(call))
+
+    async def _strike_before_push(self) -> None:
+        """A blow that waits for the moment before a view is pushed."""
+        if self.before_push is not None:
+            strike, self.before_push = self.before_push, None
+            strike()
+            await asyncio.sleep(0.06)
 
     async def _activity(self, name: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Attempts until one ends that was neither killed nor given up. An activity that fails may have had its effect."""

@@ -34,6 +34,7 @@ class Trouble(StrEnum):
     SHORT_MUTE = "a survivor's FT API is mute for a while"
     NONSENSE = "an engine answers for another rank"
     COORDINATOR_RESTART = "a Coordinator restarts empty"
+    RESTART_AT_PUSH = "a Coordinator restarts just before the round pushes a view"
     STOP = "somebody pre-empts the round"
     COMPETITOR = "another request id wants a NodeManager"
     STALE_COMMANDS = "commands of an older round arrive late"
@@ -158,7 +159,7 @@ def _round_plan(rng: Random, calm: bool) -> RoundPlan:
     )
 
 
-ARMED = (Trouble.CRASH_IN_APPLY, Trouble.CRASH_IN_FINALIZE)
+ARMED = (Trouble.CRASH_IN_APPLY, Trouble.CRASH_IN_FINALIZE, Trouble.RESTART_AT_PUSH)
 """Troubles that are set up at the beginning and wait for their moment; so they may be drawn more often."""
 
 

@@ -92,6 +92,15 @@ class TakesAnyRevision(FakeCoordinator):
         return await super().refresh(change, revision, ranks, life)
 
 
+class ForgetsEarlyPushes(FakeCoordinator):
+    """What it is told before its first SET does not count; so an older SET that arrives later does."""
+
+    async def refresh(self, change: ViewChange, revision: int, ranks: tuple[int, ...], life: int) -> str:
+        if not self.has_view and change is not ViewChange.SET:
+            raise Refused(f"{self.name} waits for a SET", reason="INCARNATION")
+        return await super().refresh(change, revision, ranks, life)
+
+
 class AppliesAgain(SimulatedPorts):
     """An apply that was not accepted is tried once more, under a fresh id."""
 
@@ -210,6 +219,7 @@ BROKEN: list[tuple[str, Parts, str]] = [
     ("an engine that answers for another rank is called", Parts(node_manager=NeverAsksWhoAnswers), "I14:"),
     ("an old generation is taken", Parts(node_manager=TakesOldGenerations), "I16:"),
     ("an overtaken view is taken", Parts(coordinator=TakesAnyRevision), "I16:"),
+    ("a withdrawal before the first SET is forgotten", Parts(coordinator=ForgetsEarlyPushes), "I5:"),
     ("a verdict is changed", Parts(node_manager=ForgetsVerdicts), "committed"),
     ("both verdicts are given", Parts(ports=AbortsSome), "aborted at"),
     ("whoever was reported dead is removed", Parts(ports=BelievesReports), "though they live and answer"),

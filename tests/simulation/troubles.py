@@ -1,6 +1,7 @@
 """What else goes wrong in a round, each trouble as one blow to the world."""
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from domain.messages.round import RoundOrder
@@ -31,6 +32,9 @@ def strike(world: "World", event: Event, victims: list[int], order: RoundOrder) 
             world.ports.stall_worker(event.for_sec)
         case Trouble.COORDINATOR_RESTART:
             world.coordinators[event.which % len(world.coordinators)].restart(event.for_sec)
+        case Trouble.RESTART_AT_PUSH:
+            coordinator = world.coordinators[event.which % len(world.coordinators)]
+            world.ports.before_push = partial(coordinator.restart, min(event.for_sec, 0.05))
         case Trouble.STOP:
             world.ports.stopping = True
         case Trouble.PORT_FAILS:

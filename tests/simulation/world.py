@@ -278,8 +278,8 @@ class World:
         )
 
     def _last_tries_sec(self, worker_deaths: int) -> float:
-        """Each of up to ten steps may make one more request at its deadline; so may each attempt after a worker's death."""
-        return (10 + 2 * worker_deaths) * (self.config.request_timeout_sec + 0.5)
+        """A step may make one more request at its deadline, and each attempt after a worker's death at least one."""
+        return (1 + 2 * worker_deaths) * (self.config.request_timeout_sec + 0.5)
 
     def _active(self) -> list[int]:
         return [rank for rank in self.topology.ranks if rank not in self.dead_committed]
