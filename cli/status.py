@@ -22,9 +22,9 @@ def run_status(run_dir: Path | None, *, as_json: bool) -> int:
     record = stack.record
     data, trouble = _controller_says(stack)
     if as_json:
-        print_json(_document(record, data, trouble))
+        print_json(_document(stack, record, data, trouble))
     else:
-        _show(results(), record, data)
+        _show(results(), stack, record, data)
         if trouble is not None:
             remarks().print(f"[red]{trouble}[/red]")
     return 0 if trouble is None else 1
@@ -44,13 +44,14 @@ def _controller_says(stack: Stack) -> tuple[dict[str, JsonValue], str | None]:
     return body["data"], None
 
 
-def _document(record: StackRecord, data: dict[str, JsonValue], trouble: str | None) -> dict[str, object]:
+def _document(stack: Stack, record: StackRecord, data: dict[str, JsonValue], trouble: str | None) -> dict[str, object]:
     document: dict[str, object] = {
         "run_id": record.run_id,
         "run_dir": record.run_dir,
         "state": record.state,
         "instances": data.get("instances", []),
         "processes": [process.model_dump(mode="json") for process in record.processes],
+        "engines": [engine.model_dump() for engine in stack.engines()],
         "addresses": record.addresses.model_dump(mode="json") if record.addresses is not None else None,
     }
     if "phase" in data:
@@ -60,7 +61,7 @@ def _document(record: StackRecord, data: dict[str, JsonValue], trouble: str | No
     return document
 
 
-def _show(console: Console, record: StackRecord, data: dict[str, JsonValue]) -> None:
+def _show(console: Console, stack: Stack, record: StackRecord, data: dict[str, JsonValue]) -> None:
     if data.get("phase") == "DISABLED":
         console.print("DP scale-down is off (enable_dp_scale_down)")
     instances = data.get("instances")
@@ -72,6 +73,9 @@ def _show(console: Console, record: StackRecord, data: dict[str, JsonValue]) -> 
         table.add_column(heading)
     for process in record.processes:
         table.add_row(*_cells(process))
+    for engine in stack.engines():
+        pids = (f"{name} {pid}" for name, pid in (("API server", engine.api_pid), ("worker", engine.worker_pid)) if pid)
+        table.add_row(f"engine-{engine.rank}", "running" if engine.worker_pid else "dead", ", ".join(pids), "", "", engine.url)
     console.print(table)
     if record.addresses is not None and record.addresses.web_ui_url is not None:
         console.print(f"Web UI {record.addresses.web_ui_url}   logs {record.run_dir}/logs")

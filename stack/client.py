@@ -19,26 +19,24 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import httpx
 
-from domain.errors import ConfigError, Refused, Transient
+from domain.errors import Refused, Transient
 from domain.model import Strict
 from domain.topology import Topology
 from stack import control
-from stack.environment import base_environment
-from stack.errors import NoStack, StartFailed
+from stack.errors import NoStack
+from stack.launch import OnEvent, prepare, read_events, spawn_supervisor, until_ready
 from stack.processes import Carrier, ProcessIdentity, carriers, identity_of, is_running, own_identity, send, sweep
 from stack.readiness import published_ranks
 from stack.record import (
     EnginePlace,
-    EventKind,
     NodeManagerRecord,
     ProcessRecord,
     StackAddresses,
@@ -55,8 +53,6 @@ _SUPERVISOR_SPEAKS_SEC: Final = 15.0
 _DOWN_LIMIT_SEC: Final = 25.0
 _SIMULATOR_WORKER: Final = "autotomy-sim-worker"
 
-OnEvent = Callable[[StackEvent], None]
-
 
 class DownReport(Strict):
     """What `down` found. `orphans`: processes that carried the run's id when everything was said to be stopped.
@@ -68,6 +64,15 @@ class DownReport(Strict):
     orphans: tuple[str, ...] = ()
     clean: bool = True
     took_sec: float = 0.0
+
+
+class EngineProcesses(Strict):
+    """A rank's engine: its API server and its worker, None where that does not run."""
+
+    rank: int
+    url: str
+    api_pid: int | None
+    worker_pid: int | None
 
 
 class Stack:
@@ -122,12 +127,12 @@ class Stack:
         order = LaunchOrder(run_id=secrets.token_hex(8), spec=spec, ephemeral=ephemeral)
         lock = prepare(files, order)
         try:
-            popen = _spawn_supervisor(files, order.run_id, owner, lock)
+            popen = spawn_supervisor(files, order.run_id, owner, lock)
         finally:
             os.close(lock)
         stack = cls(files, order, popen=popen)
         try:
-            await stack._until_ready(on_event or _ignore)
+            await until_ready(popen, files, order, on_event)
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(stack.down()))
             raise
@@ -185,7 +190,7 @@ class Stack:
 
     def events(self) -> list[StackEvent]:
         """What happened since the start: starts, exits, restarts, signals."""
-        return _read_events(self.run_dir.events_file)
+        return read_events(self.run_dir.events_file)
 
     def engine(self, rank: int) -> EnginePlace:
         """Where a rank's engine listens. Raises KeyError."""
@@ -218,10 +223,23 @@ class Stack:
         """The worker of a rank's engine, the one that holds the accelerator. Raises ProcessLookupError."""
         return self._engine_pid(rank, worker=True)
 
+    def engines(self) -> list[EngineProcesses]:
+        """The processes of all ranks' engines as they are now."""
+        running = carriers(self.run_id)
+        return [
+            EngineProcesses(
+                rank=engine.rank,
+                url=engine.url,
+                api_pid=_engine_pid(running, engine.name, worker=False),
+                worker_pid=_engine_pid(running, engine.name, worker=True),
+            )
+            for engine in self.addresses.engines
+        ]
+
     def _engine_pid(self, rank: int, *, worker: bool) -> int:
-        for carrier in self.engine_processes(rank):
-            if (_SIMULATOR_WORKER in carrier.command) is worker:
-                return carrier.pid
+        pid = _engine_pid(self.engine_processes(rank), self.engine(rank).name, worker=worker)
+        if pid is not None:
+            return pid
         raise ProcessLookupError(f"engine {rank} has no {'worker' if worker else 'API server'} process now")
 
     def workflow_url(self, workflow_id: str) -> str | None:
@@ -315,76 +333,6 @@ class Stack:
         if self._popen is not None:
             self._popen.wait()
 
-    # --- the start, as its starter sees it -----------------------------------------------------------------------
-
-    async def _until_ready(self, on_event: OnEvent) -> None:
-        """Pass events on until the installation is ready. The supervisor has the deadline; ours is for a mute one."""
-        assert self._popen is not None
-        told = 0
-        deadline = time.monotonic() + self.spec.start_deadline_sec + _SUPERVISOR_SPEAKS_SEC
-        while time.monotonic() < deadline:
-            ended = self._popen.poll()
-            events = self.events()
-            for event in events[told:]:
-                on_event(event)
-                if event.event is EventKind.READY:
-                    return
-            told = len(events)
-            if ended is not None:
-                raise StartFailed(self._why_it_ended(ended))
-            await asyncio.sleep(_LOOK_PAUSE_SEC)
-        raise StartFailed(f"the supervisor said nothing in time; its log is {self.run_dir.log_file('supervisor')}")
-
-    def _why_it_ended(self, code: int) -> str:
-        record = self.run_dir.read_record()
-        if record is not None and record.run_id == self.run_id and record.failure is not None:
-            return record.failure
-        if record is not None and record.run_id == self.run_id and record.state is StackState.STOPPED:
-            return "it was told to stop before it was ready"
-        log = self.run_dir.log_file("supervisor")
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-        return f"the supervisor ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}"
-
-
-def prepare(files: RunDir, order: LaunchOrder) -> int:
-    """A fresh run directory, and the lock on it for its supervisor; what an earlier stack left there is stopped first.
-
-    Raises RunDirInUse, ConfigError.
-    """
-    files.create()
-    lock = files.lock()
-    try:
-        earlier = files.read_record()
-        if earlier is not None:
-            sweep(earlier.run_id)
-        elif any(path.name not in _PARTS and not path.is_socket() for path in files.path.iterdir()):
-            raise ConfigError(f"run directory {files} holds files of something else; choose an empty one with --run-dir")
-        files.clear()
-        files.write_order(order)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
-_PARTS: Final = frozenset({"lock", "logs", "state", "config", "spec.json", "events.jsonl", "control.sock"})
-
-
-def _spawn_supervisor(files: RunDir, run_id: str, owner: ProcessIdentity | None, lock: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stack", "--run-dir", str(files), "--lock", str(lock)]
-    if owner is not None:
-        command += ["--owner", str(owner)]
-    with files.log_file("supervisor").open("ab") as log:
-        return subprocess.Popen(
-            command,
-            env=base_environment(run_id, "supervisor"),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=(lock,),
-            start_new_session=True,
-        )
-
 
 def _gone_because(record: StackRecord) -> str:
     if record.state is StackState.STOPPED:
@@ -392,16 +340,11 @@ def _gone_because(record: StackRecord) -> str:
     return "gone without having been stopped"
 
 
-def _read_events(path: Path) -> list[StackEvent]:
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    return [StackEvent.model_validate_json(line) for line in lines if line.endswith(b"\n")]
-
-
-def _ignore(_event: StackEvent) -> None:
-    """Nobody wants to know."""
+def _engine_pid(running: Iterable[Carrier], name: str, *, worker: bool) -> int | None:
+    for carrier in running:
+        if carrier.process == name and (_SIMULATOR_WORKER in carrier.command) is worker:
+            return carrier.pid
+    return None
 
 
 def _began_at(engine_log: Path) -> float:

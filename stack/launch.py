@@ -1,0 +1,107 @@
+"""The start of an installation, as its starter sees it: a directory, a supervisor in it, and its word that all is ready."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from domain.errors import ConfigError
+from stack.environment import base_environment
+from stack.errors import StartFailed
+from stack.processes import ProcessIdentity, sweep
+from stack.record import EventKind, StackEvent, StackState
+from stack.run_dir import LaunchOrder, RunDir
+
+OnEvent = Callable[[StackEvent], None]
+
+_LOOK_PAUSE_SEC: Final = 0.05
+_SUPERVISOR_SPEAKS_SEC: Final = 15.0
+_OURS: Final = frozenset({"lock", "logs", "state", "config", "spec.json", "events.jsonl", "control.sock"})
+"""What a start that got no further than this may have left."""
+
+
+def prepare(files: RunDir, order: LaunchOrder) -> int:
+    """A fresh run directory, and the lock on it for its supervisor; what an earlier stack left there is stopped first.
+
+    Raises RunDirInUse, ConfigError.
+    """
+    _refuse_foreign(files)
+    files.create()
+    lock = files.lock()
+    try:
+        earlier = files.read_record()
+        if earlier is not None:
+            sweep(earlier.run_id)
+        files.clear()
+        files.write_order(order)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _refuse_foreign(files: RunDir) -> None:
+    if not files.path.is_dir() or files.record_file.exists():
+        return
+    if any(path.name not in _OURS and not path.is_socket() for path in files.path.iterdir()):
+        raise ConfigError(f"run directory {files} holds files of something else; choose an empty one with --run-dir")
+
+
+def spawn_supervisor(files: RunDir, run_id: str, owner: ProcessIdentity | None, lock: int) -> subprocess.Popen[bytes]:
+    """Start the supervisor of a prepared directory, in a session of its own; it inherits the lock."""
+    command = [sys.executable, "-m", "stack", "--run-dir", str(files), "--lock", str(lock)]
+    if owner is not None:
+        command += ["--owner", str(owner)]
+    with files.log_file("supervisor").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            env=base_environment(run_id, "supervisor"),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+
+
+async def until_ready(popen: subprocess.Popen[bytes], files: RunDir, order: LaunchOrder, on_event: OnEvent | None) -> None:
+    """Pass events on until the installation is ready. The supervisor has the deadline; ours is for a mute one."""
+    told = 0
+    deadline = time.monotonic() + order.spec.start_deadline_sec + _SUPERVISOR_SPEAKS_SEC
+    while time.monotonic() < deadline:
+        ended = popen.poll()
+        events = read_events(files.events_file)
+        for event in events[told:]:
+            if on_event is not None:
+                on_event(event)
+            if event.event is EventKind.READY:
+                return
+        told = len(events)
+        if ended is not None:
+            raise StartFailed(_why_it_ended(ended, files, order))
+        await asyncio.sleep(_LOOK_PAUSE_SEC)
+    raise StartFailed(f"the supervisor said nothing in time; its log is {files.log_file('supervisor')}")
+
+
+def _why_it_ended(code: int, files: RunDir, order: LaunchOrder) -> str:
+    record = files.read_record()
+    if record is not None and record.run_id == order.run_id and record.failure is not None:
+        return record.failure
+    if record is not None and record.run_id == order.run_id and record.state is StackState.STOPPED:
+        return "it was told to stop before it was ready"
+    log = files.log_file("supervisor")
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return f"the supervisor ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}"
+
+
+def read_events(path: Path) -> list[StackEvent]:
+    """The whole lines of an `events.jsonl`."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [StackEvent.model_validate_json(line) for line in lines if line.endswith(b"\n")]
