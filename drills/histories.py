@@ -4,6 +4,7 @@ A history is exported as `temporal workflow show -o json` prints it, so it can b
 """
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -11,12 +12,14 @@ from typing import Final
 from pydantic import ValidationError
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from domain.messages.round import RoundReport
 
 ROUND_PREFIX: Final = "scale-down-"
 _LIMIT_SEC: Final = 20.0
+_ENDED: Final = frozenset({WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED})
 
 
 class Histories:
@@ -48,13 +51,23 @@ async def _export(client: Client, execution: WorkflowExecution, directory: Path,
     name = f"{_file_name(execution.id)}.{execution.run_id[:8]}.json"
     (directory / name).write_text(history.to_json(), encoding="utf-8")
     found.files.append(name)
-    if not execution.id.startswith(ROUND_PREFIX) or execution.status is not WorkflowExecutionStatus.COMPLETED:
-        return
-    typed = client.get_workflow_handle(execution.id, run_id=execution.run_id, result_type=RoundReport)
+    if execution.id.startswith(ROUND_PREFIX) and execution.status in _ENDED:
+        try:
+            found.reports.append(await _report(client, execution))
+        except (WorkflowFailureError, ValidationError, RuntimeError) as error:
+            found.missing.append(f"report of {execution.id}: {error}")
+
+
+async def _report(client: Client, execution: WorkflowExecution) -> RoundReport:
+    """A round that succeeded returns its report; one that did not fails with it, so that the Web UI shows it as failed."""
+    handle = client.get_workflow_handle(execution.id, run_id=execution.run_id, result_type=RoundReport)
     try:
-        found.reports.append(await typed.result())
-    except (WorkflowFailureError, ValidationError, RuntimeError) as error:
-        found.missing.append(f"result of {execution.id}: {error}")
+        report: RoundReport = await handle.result()
+    except WorkflowFailureError as failure:
+        if not isinstance(failure.cause, ApplicationError) or not failure.cause.details:
+            raise
+        return RoundReport.model_validate_json(json.dumps(failure.cause.details[0]))
+    return report
 
 
 def _file_name(workflow_id: str) -> str:

@@ -6,6 +6,7 @@ writes the table of where soft-rank's time goes.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from drills.drill import Drill
+from drills.drill import Drill, local_spec
 from drills.figures import median
 from drills.outcome import DrillReport
 from drills.registry import all_drills, find
 from drills.repetition import shares, where_the_time_goes
 from drills.restart import find_cell, restart_drill
 from drills.run import DrillOptions, run_drill
+from drills.scene import Scene
+from stack.spec import EngineSpec
 from tests.drills.conftest import eventually
 
 CONTROL_PLANE_LIMIT_SEC = 0.5
@@ -64,6 +67,21 @@ async def test_command_line_prints_the_result_as_its_last_line(tmp_path: Path) -
     assert told["passed"] is True
     assert told["figures"]["applies_per_engine"] == {"0": 1, "2": 1, "3": 1}
     assert told["figures"]["non_default_timers"]
+
+
+async def test_drill_that_does_not_get_what_it_expects_is_red_and_says_why(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.kill_workers(1)
+        await scene.until_rebuilt()
+
+    engine = EngineSpec(detection_sec=2.0, rank_arguments={2: ("--misbehave", "apply-400")})
+    planted = dataclasses.replace(find("soft-rank"), spec=local_spec("planted", engine), act=act)
+    report = await run(planted, tmp_path / "out")
+    assert (report.passed, report.could_run, report.exit_code, report.failure) == (False, True, 1, None)
+    red = {check.name for check in report.checks if not check.ok}
+    assert {"one apply per engine", "committed ranks", "published ranks", "engines kept"} <= red
+    assert not any(name.startswith("I") for name in red), "the fallback itself was in order"
+    assert (tmp_path / "out" / "report.md").read_text(encoding="utf-8").startswith("# Drill soft-rank: FAILED")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
