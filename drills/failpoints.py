@@ -1,8 +1,9 @@
 """The driver's side of failpoints: it hears when a process has arrived at a named place, and decides when that goes on.
 
 A process with an armed failpoint (`service.failpoints`) connects to this Unix socket, says where it is, and waits for
-`go`. The first hit of a name is held until `release`; every later one (the restarted process comes by again) is released
-at once. When the driver closes, everybody is released.
+`go`. From `hold` on, the first hit of a name is held until `release`; every earlier one (the same place is passed while
+the installation starts) and every later one (the restarted process comes by again) goes on at once. When the driver
+closes, everybody is released.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ class FailpointDriver:
         self._scratch = None if directory else tempfile.TemporaryDirectory(prefix="autotomy-failpoints-")
         self.socket_path = (directory or Path(self._scratch.name if self._scratch else ".")) / "driver.sock"
         self.hits: list[tuple[float, Hit]] = []
+        self._wanted: set[str] = set()
         self._held: dict[str, Hit] = {}
         self._arrived: dict[str, asyncio.Event] = {}
         self._released: dict[str, asyncio.Event] = {}
@@ -67,6 +69,10 @@ class FailpointDriver:
     def armed(self, *names: str) -> Mapping[str, str]:
         """Failpoint → socket path, as `StackSpec.failpoints` takes it."""
         return {name: str(self.socket_path) for name in names}
+
+    def hold(self, name: str) -> None:
+        """From now on the first to come to `name` is held there."""
+        self._wanted.add(name)
 
     async def wait_for(self, name: str, within_sec: float) -> Hit:
         """The process that stands at `name`; it stays there until `release`. Raises FailpointNotHit."""
@@ -97,7 +103,7 @@ class FailpointDriver:
     async def _hold(self, hit: Hit, reader: asyncio.StreamReader) -> None:
         """Until released, or until the process itself is gone (its socket closes when it is killed)."""
         self.hits.append((time.monotonic(), hit))
-        if hit.name in self._held:
+        if hit.name not in self._wanted or hit.name in self._held:
             return
         self._held[hit.name] = hit
         self._event(self._arrived, hit.name).set()

@@ -139,6 +139,7 @@ def restart_drill(cell: Cell) -> Drill:
     place = PLACES[cell.point]
 
     async def act(scene: Scene) -> None:
+        scene.failpoints.hold(place.failpoint)
         scene.kill_workers(LOST_RANK)
         hit = await scene.failpoints.wait_for(place.failpoint, _HIT_WITHIN_SEC)
         name = scene.process_of(hit.pid) if cell.victim is Victim.ONE_OF_TWO_WORKERS else PROCESS[cell.victim]

@@ -43,6 +43,7 @@ async def pod_partial(scene: Scene) -> None:
 
 async def multi_rank(scene: Scene) -> None:
     """Two die at once; a third dies when the round has begun, after it had noticed the others."""
+    scene.failpoints.hold(AFTER_GUARD)
     scene.kill_workers(1, 2)
     await scene.failpoints.wait_for(AFTER_GUARD, within_sec=30)
     scene.kill_workers(3, begins_episode=False)
@@ -53,6 +54,7 @@ async def multi_rank(scene: Scene) -> None:
 
 async def nobody_left(scene: Scene) -> None:
     """Two die; when the round has begun, the two survivors die as well."""
+    scene.failpoints.hold(AFTER_GUARD)
     scene.kill_workers(1, 2)
     await scene.failpoints.wait_for(AFTER_GUARD, within_sec=30)
     scene.kill_workers(0, 3, begins_episode=False)

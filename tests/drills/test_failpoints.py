@@ -35,6 +35,7 @@ async def process_at(driver: FailpointDriver) -> asyncio.subprocess.Process:
 
 async def test_process_stands_still_until_it_is_released() -> None:
     async with FailpointDriver() as driver:
+        driver.hold("a.place")
         process = await process_at(driver)
         hit = await driver.wait_for("a.place", within_sec=20)
         assert hit.pid == process.pid
@@ -48,6 +49,7 @@ async def test_process_stands_still_until_it_is_released() -> None:
 
 async def test_killed_process_may_come_again_and_is_not_held_twice() -> None:
     async with FailpointDriver() as driver:
+        driver.hold("a.place")
         first = await process_at(driver)
         await driver.wait_for("a.place", within_sec=20)
         first.send_signal(signal.SIGKILL)
@@ -59,6 +61,7 @@ async def test_killed_process_may_come_again_and_is_not_held_twice() -> None:
 
 async def test_end_of_the_driver_releases_everybody() -> None:
     async with FailpointDriver() as driver:
+        driver.hold("a.place")
         process = await process_at(driver)
         await driver.wait_for("a.place", within_sec=20)
     assert await asyncio.wait_for(process.wait(), timeout=10) == 0
@@ -66,6 +69,7 @@ async def test_end_of_the_driver_releases_everybody() -> None:
 
 async def test_waiting_in_vain_says_who_came_instead() -> None:
     async with FailpointDriver() as driver:
+        driver.hold("a.place")
         process = await process_at(driver)
         await driver.wait_for("a.place", within_sec=20)
         with pytest.raises(FailpointNotHit, match=r"nobody came to failpoint other within 0.1 s \(came to: a.place\)"):
@@ -82,3 +86,13 @@ async def test_nonsense_is_released_at_once() -> None:
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
         assert driver.hits == []
+
+
+async def test_whoever_comes_before_it_is_to_be_held_goes_on() -> None:
+    async with FailpointDriver() as driver:
+        early = await process_at(driver)
+        assert await asyncio.wait_for(early.wait(), timeout=20) == 0
+        driver.hold("a.place")
+        late = await process_at(driver)
+        assert (await driver.wait_for("a.place", within_sec=20)).pid == late.pid
+    await late.wait()
