@@ -8,7 +8,7 @@ by signal.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -65,7 +65,9 @@ from domain.messages.strategy import (
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from workers.controller_worker import workflow_runner
+from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
+from workflows.instance_registry import InstanceRegistry
 
 PATIENCE_SEC = 15.0
 HEALTHY, DEAD, UNHEALTHY = 0, 1, 2
@@ -145,6 +147,7 @@ class World:
         self.finalize_pending = False
         self.start_refuses = False
         self.fails: set[str] = set()
+        self.search_attributes: tuple[str, ...] = ("InstanceId", "FtPhase", "DeadRanks", "ServingPublished")
         self.found: dict[int, LookUpResult] = {}
         self.calls: list[tuple[str, Any]] = []
         self.rounds: list[RoundOrder] = []
@@ -312,7 +315,7 @@ class World:
     @activity.defn(name="usable_search_attributes")
     async def usable_search_attributes(self) -> Reported:
         self.note("usable_search_attributes", None)
-        return Reported(search_attributes=("InstanceId", "FtPhase", "DeadRanks", "ServingPublished"))
+        return Reported(search_attributes=self.search_attributes)
 
     @activity.defn(name="read_journals")
     async def read_journals(self, call: JournalsCall) -> JournalsResult:
@@ -403,19 +406,14 @@ class StandInRebuild(StandIn):
         self.stopped = True
 
 
-@asynccontextmanager
-async def a_world(
-    client: Client, settings: FaultToleranceConfig | None = None, *, ranks: int = 4, sandboxed: bool = True
-) -> AsyncIterator[World]:
-    """A world with a worker on its own task queue; whatever still runs in it is terminated at the end.
-
-    Outside the sandbox a test can change a constant of the workflow.
-    """
-    world = World(client, uuid.uuid4().int % 1_000_000_000, settings or config(), ranks)
-    async with Worker(
-        client,
+def worker_of(
+    world: World, *, sandboxed: bool = True, registry: bool = False, more_activities: Sequence[Callable[..., Any]] = ()
+) -> Worker:
+    """A worker on the world's own task queue. Outside the sandbox a test can change a constant of the workflow."""
+    return Worker(
+        world.client,
         task_queue=world.task_queue,
-        workflows=[FaultManager, StandInRound, StandInRebuild],
+        workflows=[FaultManager, StandInRound, StandInRebuild, *((InstanceRegistry, EventPusher) if registry else ())],
         activities=[
             world.usable_search_attributes,
             world.read_journals,
@@ -428,9 +426,19 @@ async def a_world(
             world.pace,
             world.look_up_strategy,
             world.note_order,
+            *more_activities,
         ],
         workflow_runner=workflow_runner() if sandboxed else UnsandboxedWorkflowRunner(),
-    ):
+    )
+
+
+@asynccontextmanager
+async def a_world(
+    client: Client, settings: FaultToleranceConfig | None = None, *, ranks: int = 4, sandboxed: bool = True
+) -> AsyncIterator[World]:
+    """A world with its worker; whatever still runs in it is terminated at the end."""
+    world = World(client, uuid.uuid4().int % 1_000_000_000, settings or config(), ranks)
+    async with worker_of(world, sandboxed=sandboxed):
         yield world
         for workflow_id in [fault_manager_id(world.instance_id), *_strategy_ids(world)]:
             await _terminate(client, workflow_id)

@@ -1,0 +1,294 @@
+"""The Controller API's contract (contracts §3): HTTP in, workflows behind, everything real but the Pods."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from temporalio.client import Client
+
+from domain.messages.strategy import EVENT_PUSHER_ID, Coordinators
+from domain.runtime import FtPhase
+from tests.api.installation import Controller, Installation, an_api, an_installation, declaration
+from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, config
+
+
+@pytest.fixture(scope="module")
+async def here(temporal_client: Client, temporal_server: str) -> AsyncIterator[Installation]:
+    """One installation with instance 7 declared, assembled and serving; tests use other ids where they disturb."""
+    async with an_installation(temporal_client, temporal_server) as installation:
+        reply = await installation.controller.call("PUT", "/controller/instances/7", declaration(7))
+        assert reply.status_code == 200, reply.text
+        await installation.world.until_true(lambda: installation.world.asked("await_engines_ready"), "engines start")
+        reply = await report(installation.controller, 7, dict.fromkeys((0, 1), HEALTHY), "127.0.0.2")
+        reply = await report(installation.controller, 7, dict.fromkeys((2, 3), HEALTHY), "127.0.0.3")
+        assert reply.json()["data"] == {"accepted": True, "reason": ""}
+        await installation.controller.until("/controller/instances/7/explain", lambda r: r.json()["data"].get("can_serve"))
+        yield installation
+
+
+sequence = iter(range(1, 1000))
+
+
+async def report(
+    controller: Controller, instance_id: int, statuses: dict[int, int], pod_ip: str, port: int = 1026
+) -> httpx.Response:
+    """A NodeManager's report in our form."""
+    reports = [
+        {
+            "engine_id": rank,
+            "engine_status": status,
+            "sequence": next(sequence),
+            "source": "engine",
+            "engine_incarnation": f"e-{rank}",
+        }
+        for rank, status in statuses.items()
+    ]
+    body = {
+        "instance_id": instance_id,
+        "pod_ip": pod_ip,
+        "node_manager_port": port,
+        "incarnation": "life-1",
+        "reports": reports,
+    }
+    return await controller.call("POST", "/controller/report_software_fault", body)
+
+
+def heartbeat(ranks: tuple[int, ...], pod_ip: str = "127.0.0.2", instance_id: int = 7) -> dict[str, Any]:
+    endpoints = {str(rank): "normal" for rank in ranks}
+    return {"job_name": "job", "instance_id": instance_id, "pod_ip": pod_ip, "nm_port": 1026, "endpoints": endpoints}
+
+
+def reason(reply: httpx.Response) -> str:
+    word: str = reply.json()["data"]["reason"]
+    return word
+
+
+async def test_status_gives_the_runtime_record(here: Installation) -> None:
+    record = await here.controller.record(7)
+    assert (record["phase"], record["can_serve"], record["alive_dp_ranks"]) == ("NORMAL", True, [0, 1, 2, 3])
+    everything = (await here.controller.call("GET", "/controller/fault_tolerance/status")).json()
+    assert everything["code"] == 200
+    assert [one["instance_id"] for one in everything["data"]["instances"]] == [7]
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("?instance_id=x", 400), ("?instance_id=8", 404), ("?instance_id=", 400)],
+    ids=["word", "unknown", "empty"],
+)
+async def test_status_of_no_instance(here: Installation, query: str, status: int) -> None:
+    reply = await here.controller.call("GET", f"/controller/fault_tolerance/status{query}")
+    assert reply.status_code == status
+    assert reply.json()["code"] == status
+
+
+async def test_with_the_feature_off_the_status_is_disabled(here: Installation) -> None:
+    async with an_api(here.settings, here.world.task_queue, config(enable_dp_scale_down=False)) as off:
+        for query in ("", "?instance_id=7"):
+            reply = await off.call("GET", f"/controller/fault_tolerance/status{query}")
+            assert reply.json()["data"] == {"phase": "DISABLED", "instances": []}
+        assert (await off.call("GET", "/controller/fault_tolerance/status?instance_id=x")).status_code == 400
+
+
+async def test_declaring_again_changes_nothing_and_otherwise_is_a_conflict(here: Installation) -> None:
+    again = await here.controller.call("PUT", "/controller/instances/7", declaration(7))
+    assert (again.status_code, again.json()["data"]["outcome"]) == (200, "UNCHANGED")
+    other = await here.controller.call("PUT", "/controller/instances/7", declaration(7, ranks=2))
+    assert (other.status_code, reason(other)) == (409, "CONFLICT")
+    shown = await here.controller.call("GET", "/controller/instances/7")
+    assert shown.json()["data"] == declaration(7)
+    everything = await here.controller.call("GET", "/controller/instances")
+    assert [one["instance_id"] for one in everything.json()["data"]["instances"]] == [7]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"dp_master_port": "29500"}, "dp_master_port"),
+        ({"dp_master_port": True}, "dp_master_port"),
+        ({"colour": "red"}, "colour"),
+        ({"endpoints": []}, "endpoints"),
+        ({"job_name": None}, "job_name"),
+    ],
+    ids=["text for a number", "a boolean for a number", "unknown field", "no endpoints", "null"],
+)
+async def test_a_malformed_declaration_names_the_field(here: Installation, change: dict[str, Any], field: str) -> None:
+    reply = await here.controller.call("PUT", "/controller/instances/9", {**declaration(9), **change})
+    assert (reply.status_code, reason(reply)) == (400, "INVALID")
+    assert field in reply.json()["message"]
+    assert (await here.controller.call("GET", "/controller/instances/9")).status_code == 404
+
+
+async def test_a_declaration_with_a_duplicate_rank_is_refused_with_its_reason(here: Installation) -> None:
+    body = declaration(9)
+    body["endpoints"][1]["id"] = 0
+    reply = await here.controller.call("PUT", "/controller/instances/9", body)
+    assert reply.status_code == 400
+    assert "duplicate: [0]" in reply.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"pod_ip": "127.0.0.3"}, "FOREIGN_RANK"),
+        ({"pod_ip": "127.0.0.9"}, "FOREIGN_POD"),
+        ({"node_manager_port": 1027}, "FOREIGN_POD"),
+        ({"engine_id": 12}, "UNKNOWN_RANK"),
+    ],
+    ids=["another Pod's rank", "a Pod of nobody", "another port", "no such rank"],
+)
+async def test_a_pod_reports_its_own_ranks_only(here: Installation, changes: dict[str, Any], why: str) -> None:
+    body = {"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1, **changes}
+    reply = await here.controller.call("POST", "/controller/report_software_fault", body)
+    assert reply.status_code == 200
+    assert reply.json()["data"] == {"accepted": False, "reason": why}
+    assert (await here.controller.record(7))["waiting"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"instance_id": 99, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1}, 404),
+        ({"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 3}, 400),
+        ({"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": True, "engine_status": 1}, 400),
+        ({"instance_id": "7", "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1}, 400),
+        ({"instance_id": 7, "pod_ip": "127.0.0.2", "reports": []}, 400),
+        ([1, 2], 400),
+        ("word", 400),
+    ],
+    ids=["unknown instance", "unknown status", "boolean rank", "text id", "empty report", "array", "string"],
+)
+async def test_a_report_that_cannot_be_read(here: Installation, body: object, status: int) -> None:
+    reply = await here.controller.call("POST", "/controller/report_software_fault", body)
+    assert reply.status_code == status, reply.text
+
+
+async def test_json_that_is_none_is_a_400(here: Installation) -> None:
+    reply = await here.controller.http.post(
+        "/controller/report_software_fault", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert (reply.status_code, reason(reply)) == (400, "MALFORMED_JSON")
+
+
+async def test_motors_form_reaches_the_evidence_and_is_cleared_again(here: Installation) -> None:
+    body = {
+        "instance_id": 7,
+        "pod_ip": "127.0.0.2",
+        "node_manager_port": 1026,
+        "engine_id": 1,
+        "engine_status": UNHEALTHY,
+        "exception_type": "RuntimeError",
+        "exception_message": "peer lost",
+        "additional_info": {"ft_state": None, "mask": [0, 1, 0, 0]},
+    }
+    assert (await here.controller.call("POST", "/controller/report_software_fault", body)).json()["data"]["accepted"]
+    explain = "/controller/instances/7/explain"
+    waits = await here.controller.until(explain, lambda r: "INCOMPLETE" in str(r.json()["data"]["text"]))
+    assert "fresh look" in str(waits.json()["data"]["text"])
+    await here.controller.call("POST", "/controller/report_software_fault", {**body, "engine_status": HEALTHY})
+    await here.controller.until(explain, lambda r: "INCOMPLETE" not in str(r.json()["data"]["text"]))
+
+
+async def test_heartbeats_name_exactly_the_pods_ranks(here: Installation) -> None:
+    reply = await here.controller.call("POST", "/controller/heartbeat", heartbeat((0, 1)))
+    data = reply.json()["data"]
+    assert (reply.status_code, data["generation"], data["dead_committed"]) == (200, 1, [])
+    assert data["fault_tolerance_config"]["enable_dp_scale_down_proxy"] is True
+    for wrong in ((0,), (), (0, 1, 2)):
+        refused = await here.controller.call("POST", "/controller/heartbeat", heartbeat(wrong))
+        assert (refused.status_code, reason(refused)) == (409, "WRONG_SET")
+    foreign = await here.controller.call("POST", "/controller/heartbeat", heartbeat((0, 1), "127.0.0.9"))
+    assert (foreign.status_code, reason(foreign)) == (409, "FOREIGN_POD")
+    unknown = await here.controller.call("POST", "/controller/heartbeat", heartbeat((0, 1), instance_id=99))
+    assert (unknown.status_code, reason(unknown)) == (503, "UNKNOWN_INSTANCE")
+
+
+async def test_a_coordinators_word_reaches_eventpusher(here: Installation) -> None:
+    body = {"url": "http://127.0.0.1:9/", "incarnation": "c1", "has_view": False}
+    assert (await here.controller.call("POST", "/controller/coordinators", body)).status_code == 200
+    pusher = here.client.get_workflow_handle(EVENT_PUSHER_ID)
+    known: Coordinators = await pusher.query("coordinators", result_type=Coordinators)
+    assert [(one.url, one.incarnation) for one in known.coordinators] == [("http://127.0.0.1:9/", "c1")]
+    for wrong in ({"url": "ftp://x"}, {"has_view": 1}, {"incarnation": ""}):
+        assert (await here.controller.call("POST", "/controller/coordinators", {**body, **wrong})).status_code == 400
+
+
+async def test_commands_answer_with_the_faultmanagers_own_word(here: Installation) -> None:
+    before = (await here.controller.record(7))["view_revision"]
+    reply = await here.controller.call("POST", "/controller/instances/7/republish", {})
+    assert (reply.status_code, reply.json()["data"]["accepted"]) == (200, True)
+    await here.controller.until(
+        "/controller/fault_tolerance/status?instance_id=7", lambda r: r.json()["data"]["view_revision"] == before + 1
+    )
+    assert (await here.controller.call("POST", "/controller/instances/8/republish", {})).status_code == 404
+    assert (await here.controller.call("POST", "/controller/instances/7/reconfigure", {"force": "yes"})).status_code == 400
+
+
+async def test_probes_figures_and_documentation(here: Installation) -> None:
+    for path in ("/startup", "/liveness", "/readiness", "/docs", "/openapi.json"):
+        assert (await here.controller.call("GET", path)).status_code == 200, path
+    figures = (await here.controller.call("GET", "/metrics")).text
+    assert 'autotomy_api_reports_total{outcome="accepted"}' in figures
+    missing = await here.controller.call("GET", "/controller/nothing")
+    assert (missing.status_code, reason(missing)) == (404, "NOT_FOUND")
+
+
+async def test_a_fault_over_http_becomes_a_round_and_committed_ranks_come_back_in_heartbeats(here: Installation) -> None:
+    world = here.world
+    world.sequence = 5000
+    await report(here.controller, 7, {1: DEAD, 0: UNHEALTHY}, "127.0.0.2")
+    await report(here.controller, 7, {2: UNHEALTHY, 3: UNHEALTHY}, "127.0.0.3")
+    await world.until_true(lambda: world.rounds, "a round")
+    order = world.rounds[-1]
+    refused = await here.controller.call("POST", "/controller/instances/7/republish", {})
+    assert (refused.status_code, refused.json()["data"]["outcome"]) == (409, "STRATEGY_RUNS")
+    await world.progress(order, 1, FtPhase.SCALING_DOWN)
+    await world.progress(order, 2, FtPhase.POST_SCALE_CLEANUP)
+    await world.commit(order)
+    for ranks in ((0, 1), (0,)):
+        reply = await here.controller.call("POST", "/controller/heartbeat", heartbeat(ranks))
+        assert reply.status_code == 200, "while a round is under way the sets before and after both pass"
+    await world.end_round(order)
+    await here.controller.until(
+        "/controller/fault_tolerance/status?instance_id=7", lambda r: r.json()["data"]["phase"] == "SCALED_DOWN_RUNNING"
+    )
+    shrunk = await here.controller.call("POST", "/controller/heartbeat", heartbeat((0,)))
+    assert shrunk.json()["data"]["dead_committed"] == [1]
+    assert (await here.controller.call("POST", "/controller/heartbeat", heartbeat((0, 1)))).status_code == 409
+
+
+async def test_a_faultmanager_that_was_terminated_is_started_by_the_next_heartbeat(here: Installation) -> None:
+    first = (await here.world.handle.describe()).run_id
+    await here.world.handle.terminate()
+    here.world.journals = here.world.journals.model_copy(
+        update={
+            "started": True,
+            "highest_generation": 2,
+            "dead_committed": (1,),
+            "view_revision": 9,
+            "published_ranks": (0, 2, 3),
+        }
+    )
+    end = time.monotonic() + 10
+    while not (record := await here.controller.record(7))["can_serve"]:
+        assert time.monotonic() < end, record
+        await here.controller.call("POST", "/controller/heartbeat", heartbeat((0,)))
+        await asyncio.sleep(0.1)
+    assert record["dead_committed"] == [1]
+    assert (await here.world.handle.describe()).run_id != first
+
+
+async def test_a_removed_instance_is_gone_and_may_be_declared_anew(here: Installation) -> None:
+    assert (await here.controller.call("DELETE", "/controller/instances/70")).status_code == 404
+    body = {"instance_id": 7, "reason": "test"}
+    assert (await here.controller.call("POST", "/controller/terminate_instance", body)).status_code == 200
+    assert (await here.controller.call("GET", "/controller/instances/7")).status_code == 404
+    await asyncio.wait_for(here.world.handle.result(), 15)
+    assert here.world.asked("push_view")[-1].ranks == ()
+    assert here.world.asked("stop_node_managers")
+    late = await report(here.controller, 7, {1: DEAD}, "127.0.0.2")
+    assert late.status_code == 404
+    assert (await here.controller.call("PUT", "/controller/instances/7", declaration(7))).status_code == 200
