@@ -25,12 +25,12 @@ class Outcome(StrEnum):
 
 
 class Expectation(Strict):
-    """`losses`: per in-place round the ranks that it removes. `outcome`: how it stands at the end.
+    """What must hold at the end. `losses`: per in-place round the ranks that it removes; `outcome`: how it ends.
 
-    `may_apply`: engines may have been told something before a rebuild (never twice: I1).
-    `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`: no withdrawal earlier than this
-    after the injection. `masters`: per round the rank whose address every apply must name. `kept_pods`: NodeManagers
-    that must live on. `repeated_set`: the periodic SET must have come, and have changed nothing.
+    `masters`: per round the rank whose address every apply must name. `may_apply`: engines may have been told something
+    before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
+    no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
+    of our processes the drill kills. `repeated_set`: the periodic SET must have come, and have changed nothing.
     """
 
     outcome: Outcome
@@ -40,6 +40,7 @@ class Expectation(Strict):
     no_round: bool = False
     rebuild_not_before_sec: float | None = None
     kept_pods: tuple[str, ...] = ()
+    killed: int = 0
     repeated_set: bool = False
 
     @property

@@ -43,6 +43,8 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
     wanted.append(engines_kept if expected.outcome is Outcome.IN_PLACE else engines_renewed)
     if expected.kept_pods:
         wanted.append(pods_kept)
+    if expected.killed:
+        wanted.append(killed_in_the_round)
     if expected.repeated_set:
         wanted.append(repeated_set)
     if drill.traffic:
@@ -235,6 +237,19 @@ def pods_kept(evidence: Evidence, expected: Expectation) -> Check:
     ended = {event.name for event in evidence.stack_events if event.event in (EventKind.EXITED, EventKind.RESTARTED)}
     faults = [f"{name} ended" for name in expected.kept_pods if name in ended - evidence.killed]
     return Check.of("Pod not stopped", len(expected.kept_pods), faults, f"{', '.join(expected.kept_pods)} live on")
+
+
+def killed_in_the_round(evidence: Evidence, expected: Expectation) -> Check:
+    """The process that the drill was to kill ended after the rank's death, before all was over, and came back."""
+    faults: list[str] = []
+    begin = evidence.injections[0]
+    ends = [e for e in evidence.stack_events if e.event is EventKind.EXITED and e.mono > begin and e.name in evidence.killed]
+    backs = {e.name for e in evidence.stack_events if e.event is EventKind.RESTARTED and e.mono > begin}
+    if len({e.name for e in ends}) != expected.killed:
+        faults.append(f"{len(ends)} processes were killed, {expected.killed} expected")
+    faults += [f"{e.name} did not come back" for e in ends if e.name not in backs]
+    told = ", ".join(f"{e.name} {e.mono - begin:.2f} s after the rank" for e in ends)
+    return Check.of("killed and back", len(ends), faults, told)
 
 
 def repeated_set(evidence: Evidence, _expected: Expectation) -> Check:

@@ -160,9 +160,9 @@ def restart_drill(cell: Cell) -> Drill:
         spec=spec,
         act=act,
         expected=(
-            Expectation(outcome=Outcome.REBUILT, may_apply=True)
+            Expectation(outcome=Outcome.REBUILT, may_apply=True, killed=1)
             if cell.outcome_unknown
-            else Expectation(outcome=Outcome.IN_PLACE, losses=((LOST_RANK,),), masters=(0,), kept_pods=pods)
+            else Expectation(outcome=Outcome.IN_PLACE, losses=((LOST_RANK,),), masters=(0,), kept_pods=pods, killed=1)
         ),
         failpoints={place.process: (place.failpoint,)},
     )

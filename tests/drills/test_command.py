@@ -1,10 +1,12 @@
 """The command line: what there is, and what is refused with which words."""
 
+from pathlib import Path
+
 import pytest
 
 from drills.__main__ import main
 from drills.registry import all_drills
-from drills.restart import Point, Victim, cells, find_cell, restart_drill
+from drills.restart import PLACES, Point, Victim, cells, find_cell, restart_drill
 
 
 def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,3 +58,14 @@ def test_restart_drill_stops_the_worker_where_its_cell_says() -> None:
     assert drill.failpoints == {"worker": ("worker.finalize.before",)}
     assert drill.expected.losses == ((1,),)
     assert restart_drill(find_cell("one-of-two-workers", "after-202")).spec.workers == 2
+
+
+def test_every_point_of_the_table_is_a_failpoint_that_some_process_has() -> None:
+    root = Path(__file__).parents[2]
+    sources = "\n".join(
+        path.read_text(encoding="utf-8") for part in ("activities", "node_manager") for path in (root / part).glob("*.py")
+    )
+    for place in PLACES.values():
+        owner, name = place.failpoint.split(".", 1)
+        wanted = f'"{name.rpartition(".")[0]}"' if owner == "worker" else f'"{place.failpoint}"'
+        assert wanted in sources, place.failpoint

@@ -118,6 +118,18 @@ def test_invariants_are_judged_over_the_same_evidence() -> None:
     assert {name.split()[0] for name in red(evidence(polled=routed))} == {"I15"}
 
 
+def test_process_that_was_to_be_killed_must_have_been_and_be_back() -> None:
+    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), killed=1)
+    story = [
+        StackEvent(mono=at, time="", event=kind, name="worker-0")
+        for at, kind in [(2.0, EventKind.STARTED), (103.0, EventKind.EXITED), (105.0, EventKind.RESTARTED)]
+    ]
+    killed = frozenset({"worker-0"})
+    assert red(evidence(stack_events=story, killed=killed), expected) == set()
+    assert red(evidence(stack_events=story[:2], killed=killed), expected) >= {"killed and back"}
+    assert red(evidence(stack_events=story[:1], killed=killed), expected) >= {"killed and back"}
+
+
 REBUILT = Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=3.0)
 
 
