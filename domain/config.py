@@ -105,6 +105,18 @@ class FaultToleranceConfig(Strict):
 
     fallback_strategy: FallbackStrategy = FallbackStrategy.INSTANCE_RECONFIGURATION
     enable_engine_relaunch: bool = True
+    enable_fast_recovery: bool = False
+    """▲ All active ranks UNHEALTHY and none DEAD: tell the engines to `retry` in place before anything else."""
+
+    fast_recovery_stability_sec: Annotated[float, NotBool, Field(ge=0, le=600)] = 5.0
+    """▲ How long after a retry the ranks must still be healthy."""
+
+    token_reinference_codes: tuple[str, ...] = ("0x00F1FEF5", "0x08520003")
+    """▲ L2 fault codes that the engines heal by themselves, by inferring the lost tokens again."""
+
+    token_reinference_deadline_sec: Seconds = 60.0
+    """▲ How long that may take."""
+
     heartbeat_interval_sec: Seconds = 1.0
     heartbeat_timeout_sec: Seconds = 30.0
     set_interval_sec: Seconds = 5.0

@@ -5,6 +5,7 @@ the RFC's order, so that an operator mends everything at once. Fused MC2 is no g
 is no budget of removable ranks: whether the slots suffice for this loss, the engine decides after apply.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from domain.config import FaultToleranceConfig
@@ -23,6 +24,19 @@ class GateCode(StrEnum):
     NO_SURVIVOR = "NO_SURVIVOR"
     FT_CAPABILITY_MISSING = "FT_CAPABILITY_MISSING"  # ours: nobody said what the engines can do
     FT_CAPABILITY_INCONSISTENT = "FT_CAPABILITY_INCONSISTENT"  # ours: the instance's Pods disagree
+
+
+class RetryGateCode(StrEnum):
+    """Fast recovery ▲ has a gate of its own: it needs less than a scale-down, since no expert changes its place."""
+
+    FEATURE_DISABLED = "FEATURE_DISABLED"
+    FAST_RECOVERY_DISABLED = "FAST_RECOVERY_DISABLED"
+    ENGINE_FT_REQUIRED = "ENGINE_FT_REQUIRED"
+    EXTERNAL_LB_REQUIRED = "EXTERNAL_LB_REQUIRED"
+    AUTO_RECOVERY_CONFLICT = "AUTO_RECOVERY_CONFLICT"
+    ENGINE_RETRY_UNSUPPORTED = "ENGINE_RETRY_UNSUPPORTED"
+    FT_CAPABILITY_MISSING = "FT_CAPABILITY_MISSING"
+    FT_CAPABILITY_INCONSISTENT = "FT_CAPABILITY_INCONSISTENT"
 
 
 def gate(
@@ -49,5 +63,26 @@ def gate(
         (GateCode.FT_CAPABILITY_MISSING, capability is None),
         (GateCode.FT_CAPABILITY_INCONSISTENT, not capability_consistent),
     ]
+    return _record(checks)
+
+
+def retry_gate(
+    config: FaultToleranceConfig, capability: FtCapability | None, *, capability_consistent: bool = True
+) -> GateRecord:
+    """Every reason why the engines must not be told to `retry` in place; none means that FastRecovery may run."""
+    checks = [
+        (RetryGateCode.FEATURE_DISABLED, not config.enable_dp_scale_down_proxy),
+        (RetryGateCode.FAST_RECOVERY_DISABLED, not config.enable_fast_recovery),
+        (RetryGateCode.ENGINE_FT_REQUIRED, capability is not None and not capability.enabled),
+        (RetryGateCode.EXTERNAL_LB_REQUIRED, capability is not None and not capability.external_lb),
+        (RetryGateCode.AUTO_RECOVERY_CONFLICT, capability is not None and capability.auto_recovery),
+        (RetryGateCode.ENGINE_RETRY_UNSUPPORTED, capability is not None and not capability.retry_supported),
+        (RetryGateCode.FT_CAPABILITY_MISSING, capability is None),
+        (RetryGateCode.FT_CAPABILITY_INCONSISTENT, not capability_consistent),
+    ]
+    return _record(checks)
+
+
+def _record(checks: Sequence[tuple[StrEnum, bool]]) -> GateRecord:
     codes = tuple(code.value for code, applies in checks if applies)
     return GateRecord(allowed=not codes, reason_codes=codes)

@@ -225,10 +225,11 @@ class RoundOutcome(StrEnum):
 
 
 class RoundReason(StrEnum):
-    """How a round ended. The first is success; every other names what stood in the way."""
+    """How a round or a fast recovery ended. The first three are success; every other names what stood in the way."""
 
     COMMITTED = "COMMITTED"
     ALREADY_COMMITTED = "ALREADY_COMMITTED"
+    RECOVERED = "RECOVERED"  # a fast recovery: every active rank is healthy again
     GATE_REFUSED = "GATE_REFUSED"
     BAD_ORDER = "BAD_ORDER"
     NO_SURVIVOR = "NO_SURVIVOR"
@@ -238,6 +239,7 @@ class RoundReason(StrEnum):
     NOT_READY_IN_TIME = "NOT_READY_IN_TIME"
     ENGINES_TIME_OVER = "ENGINES_TIME_OVER"
     FALSE_ALARM = "FALSE_ALARM"
+    RANK_DIED = "RANK_DIED"  # a fast recovery: none was dead when it was ordered, one is now
     ENGINE_PROTOCOL = "ENGINE_PROTOCOL"
     ENGINE_MISSING = "ENGINE_MISSING"
     ENGINE_FAILED = "ENGINE_FAILED"

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
-from domain.messages.round import CommitRecord, PeerRefusal, RoundReport, StepReport
-from domain.model import Generation, InstanceId, Rank, Revision, Strict
-from domain.runtime import RejectedSignal
+from domain.messages.round import CommitRecord, PeerRefusal, RoundOutcome, RoundReason, RoundReport, StepReport
+from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Strict
+from domain.runtime import FtPhase, GateRecord, RejectedSignal
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Question
 
@@ -126,7 +126,8 @@ class StrategyProgress(Strict):
 class ReconfigurationOrder(Strict):
     """Withdraw, stop every engine, start all ranks anew, serve again (design §3). Owns view revisions r+1 and r+2.
 
-    `why` is for people. `config.reconfiguration_deadline_sec` bounds the whole.
+    `why` is for people. `config.reconfiguration_deadline_sec` bounds the whole. `lost_node_managers`: their heartbeats were
+    lost before the order; one of them that cannot be reached counts as stopped.
     """
 
     instance_id: InstanceId
@@ -135,10 +136,15 @@ class ReconfigurationOrder(Strict):
     config: FaultToleranceConfig
     view_revision: Revision
     why: str
+    lost_node_managers: tuple[NodeManagerAddress, ...] = ()
 
 
 class ReconfigurationReason(StrEnum):
+    """How a rebuild or a relaunch ended. The first two are success."""
+
     REBUILT = "REBUILT"
+    RELAUNCHED = "RELAUNCHED"
+    BAD_ORDER = "BAD_ORDER"  # a relaunch with nobody left to start
     WITHDRAW_UNCONFIRMED = "WITHDRAW_UNCONFIRMED"
     STOP_REFUSED = "STOP_REFUSED"
     START_FAILED = "START_FAILED"
@@ -164,8 +170,121 @@ class ReconfigurationReport(Strict):
     stage_times: dict[str, float] = Field(default_factory=dict)
 
 
+class FastRecoveryOrder(Strict):
+    """Let every active rank `retry` in place: all are UNHEALTHY, none is DEAD (design §3, rule 6). Owns r+1 (DEL), r+2 (ADD).
+
+    active = original − dead_committed; ranks that were removed earlier stay removed. `request_id` is "fast-recovery-" and
+    32 hex digits, and the at-most-once rule of a round's apply holds for it. `first_unhealthy_at`: when each active rank's
+    UNHEALTHY was first received. `capability_consistent`: all Pods registered the same capability.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    request_id: RequestId
+    dead_committed: tuple[Rank, ...]
+    phase_before: FtPhase
+    topology: Topology
+    config: FaultToleranceConfig
+    capability_consistent: bool = True
+    published_ranks: tuple[Rank, ...]
+    view_revision: Revision
+    first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
+
+
+class FastRecoveryReport(Strict):
+    """The end of a fast recovery. FAILED → reconfiguration, never a scale-down (I9).
+
+    ABANDONED: before anything was withdrawn or sent, a rank turned out dead; `looked` is the evidence to decide with anew.
+    `recovered`: the ranks that serve again. `gate`: the codes of `domain.gate.retry_gate`. `stage_times` are seconds.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    request_id: RequestId
+    outcome: RoundOutcome
+    reason: RoundReason
+    detail: str = ""
+    gate: GateRecord | None = None
+    recovered: tuple[Rank, ...] = ()
+    withdrawn: bool = False
+    serving_published: bool = False
+    view_revision: Revision = 0
+    applied: dict[int, int | None] = Field(default_factory=dict)
+    pending_finalize: tuple[str, ...] = ()
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    stage_times: dict[str, float] = Field(default_factory=dict)
+
+
+class RelaunchOrder(Strict):
+    """Withdraw, stop the engines, start those of original − dead_committed anew, serve again. Owns r+1 and r+2.
+
+    As a `ReconfigurationOrder`, but what was removed stays removed.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    topology: Topology
+    config: FaultToleranceConfig
+    dead_committed: tuple[Rank, ...]
+    view_revision: Revision
+    why: str
+    lost_node_managers: tuple[NodeManagerAddress, ...] = ()
+
+
+class RelaunchReport(Strict):
+    """The end of a relaunch; failed → reconfiguration. As a `ReconfigurationReport`; `dead_committed` is the order's."""
+
+    instance_id: InstanceId
+    generation: Generation
+    succeeded: bool
+    reason: ReconfigurationReason
+    detail: str = ""
+    dead_committed: tuple[Rank, ...] = ()
+    serving_published: bool = False
+    view_revision: Revision = 0
+    engine_incarnations: dict[int, str] = Field(default_factory=dict)
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    stage_times: dict[str, float] = Field(default_factory=dict)
+
+
+class ReinferenceOrder(Strict):
+    """Wait until these ranks have healed by themselves, touching nothing (hardware L2, design §3, rule 3).
+
+    `ranks`: those to which the fault maps, or all active ones. `why` names the fault. The wait ends after
+    `config.token_reinference_deadline_sec`. Owns no view revision.
+    """
+
+    instance_id: InstanceId
+    generation: Generation
+    topology: Topology
+    config: FaultToleranceConfig
+    ranks: tuple[Rank, ...]
+    why: str
+
+
+class ReinferenceReason(StrEnum):
+    HEALED = "HEALED"
+    NOT_HEALED_IN_TIME = "NOT_HEALED_IN_TIME"
+    RANK_DIED = "RANK_DIED"  # a process is gone: waiting longer cannot heal it
+    BAD_ORDER = "BAD_ORDER"
+    PORT_FAILED = "PORT_FAILED"  # an activity ended without an answer
+    CANCELLED = "CANCELLED"
+
+
+class ReinferenceReport(Strict):
+    """The end of the wait. `healed`: every rank is healthy, and gave a completion. Either way the fault has been tried once."""
+
+    instance_id: InstanceId
+    generation: Generation
+    healed: bool
+    reason: ReinferenceReason
+    detail: str = ""
+    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    stage_times: dict[str, float] = Field(default_factory=dict)
+
+
 class StrategyEnd(Strict):
-    """Signal `strategy_end`: exactly one of the two reports is there, by `kind`."""
+    """Signal `strategy_end`: exactly one of the reports is there, by `kind`."""
 
     kind: StrategyKind
     instance_id: InstanceId
@@ -173,6 +292,9 @@ class StrategyEnd(Strict):
     workflow_id: str
     round: RoundReport | None = None
     reconfiguration: ReconfigurationReport | None = None
+    fast_recovery: FastRecoveryReport | None = None
+    relaunch: RelaunchReport | None = None
+    reinference: ReinferenceReport | None = None
 
 
 class EnginesReadyCall(Strict):

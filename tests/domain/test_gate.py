@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from domain.engine import FtCapability
-from domain.gate import GateCode, gate
+from domain.gate import GateCode, RetryGateCode, gate, retry_gate
 from tests.domain.instance_factories import config
 
 CAPABLE = FtCapability(enabled=True, scale_down_supported=True, external_lb=True, eplb_enabled=True, num_redundant_experts=1)
@@ -54,4 +54,37 @@ def test_all_codes_that_apply_are_listed_in_the_contracts_order() -> None:
     nothing = FtCapability(enabled=False, scale_down_supported=False, external_lb=False, auto_recovery=True, eplb_enabled=False)
     record = gate(config(enable_dp_scale_down=False), nothing, 0, capability_consistent=False)
     everything = [code.value for code in GateCode if code is not GateCode.FT_CAPABILITY_MISSING]
+    assert list(record.reason_codes) == everything
+
+
+RETRYING = FtCapability(enabled=True, scale_down_supported=False, retry_supported=True, external_lb=True, eplb_enabled=False)
+"""Released vLLM: it can retry in place, and nothing else."""
+
+
+def test_engines_that_can_only_retry_may_recover_fast() -> None:
+    assert retry_gate(config(enable_fast_recovery=True), RETRYING).allowed
+    assert not gate(config(enable_fast_recovery=True), RETRYING, 3).allowed
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"enabled": False}, RetryGateCode.ENGINE_FT_REQUIRED),
+        ({"external_lb": False}, RetryGateCode.EXTERNAL_LB_REQUIRED),
+        ({"auto_recovery": True}, RetryGateCode.AUTO_RECOVERY_CONFLICT),
+        ({"retry_supported": False}, RetryGateCode.ENGINE_RETRY_UNSUPPORTED),
+    ],
+    ids=lambda value: value.value if isinstance(value, RetryGateCode) else "",
+)
+def test_fast_recovery_names_each_missing_capability(changes: dict[str, Any], code: RetryGateCode) -> None:
+    record = retry_gate(config(enable_fast_recovery=True), RETRYING.model_copy(update=changes))
+    assert (record.allowed, record.reason_codes) == (False, (code.value,))
+
+
+def test_fast_recovery_is_off_by_default_and_all_its_codes_are_listed_in_order() -> None:
+    assert retry_gate(config(), RETRYING).reason_codes == (RetryGateCode.FAST_RECOVERY_DISABLED.value,)
+    assert retry_gate(config(enable_fast_recovery=True), None).reason_codes == (RetryGateCode.FT_CAPABILITY_MISSING.value,)
+    nothing = FtCapability(enabled=False, scale_down_supported=False, external_lb=False, auto_recovery=True, eplb_enabled=False)
+    record = retry_gate(config(enable_dp_scale_down=False), nothing, capability_consistent=False)
+    everything = [code.value for code in RetryGateCode if code is not RetryGateCode.FT_CAPABILITY_MISSING]
     assert list(record.reason_codes) == everything
