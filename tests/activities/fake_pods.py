@@ -115,6 +115,7 @@ class FakePod:
             "journal": ("GET", f"{FT_PREFIX}/journal", self._journal),
             "start": ("POST", "/node-manager/start", self._start),
             "stop": ("POST", "/node-manager/stop", self._stop_engines),
+            "ready": ("GET", "/node-manager/status", lambda _body: {"status": self.started is not None}),
             "liveness": ("GET", "/liveness", lambda _body: {"incarnation": self.incarnation}),
         }
         for name, (method, path, handler) in routes.items():
