@@ -61,6 +61,7 @@ class Switches:
     wake_idle_survivors: bool = False
     node_loss_is_death: bool = False
     min_alive_ranks: int = 1
+    reconfiguration_budget: int = 3
     correlation_window_sec: float = 5.0
     collection_timeout_sec: float = 60.0
     reinference_codes: frozenset[str] = frozenset({"0x00F1FEF5", "0x08520003"})
@@ -80,6 +81,12 @@ class Situation:
     decode: bool = False
     forced: bool = False
     """An operator asks for a reconfiguration, by force."""
+    failed: bool = False
+    """A strategy ended in a failure that means reconfiguration, and none has begun since."""
+    abandoned_rounds: int = 0
+    """Within the budget's window."""
+    reconfigurations: int = 0
+    """Within the budget's window; the last one ended long ago, so that no back-off is left."""
     looked: bool = False
     """The one fresh look of rule 10 was taken for the evidence that stands."""
     woken: bool = False
@@ -94,6 +101,7 @@ class Act(StrEnum):
     WAIT = "wait"
     LOOK = "look"
     WAKE = "wake"
+    PERSON = "person"  # the budget is spent: withdrawn, until a person forces a reconfiguration
     PREEMPT = "preempt"
     RECONFIGURE = "InstanceReconfiguration"
     RELAUNCH = "EngineRelaunch"
@@ -156,7 +164,13 @@ def judge(s: Situation) -> Verdict:
     hardware = [fault for fault in fresh if is_major(fault) and touches(fault, active)]
 
     verdict = _first_match(s, active, dead, unhealthy, fresh, hardware)
-    return Verdict(verdict.act, verdict.rule, verdict.until, verdict.removed, dropped, isolated)
+
+    # "Reconfigurations have a budget (3 in 30 min, back-off); spent → the instance stays withdrawn in RECONFIGURING, says
+    #  so, and waits for `autotomy instance reconfigure --force`."
+    act = verdict.act
+    if act is Act.RECONFIGURE and not s.forced and s.reconfigurations >= s.switches.reconfiguration_budget:
+        act = Act.PERSON
+    return Verdict(act, verdict.rule, verdict.until, verdict.removed, dropped, isolated)
 
 
 def _first_match(
@@ -183,6 +197,11 @@ def _first_match(
     if s.forced:
         return Verdict(Act.RECONFIGURE, 0)
 
+    # "Round failed → reconfiguration." "FastRecovery failed → reconfiguration, never scale-down." Reading: whatever the
+    #  evidence says by then, so before the rules that judge it.
+    if s.failed:
+        return Verdict(Act.RECONFIGURE, 0)
+
     # "3. TokenReinference applies (hardware L2 code on its list) → it first."
     # Reading: for the table's L2 row it is the same with the feature off; a card of removed ranks alone starts nothing.
     if any(fault.level == "L2" and fault.code in s.switches.reinference_codes and touches(fault, active) for fault in fresh):
@@ -202,8 +221,10 @@ def _first_match(
     not_active = not s.all_ever_ready or s.rebuilding
     if any(is_unmappable(fault) for fault in hardware) or (not_active and hardware):
         return _original_of_hardware(s, 5)
+    # Reading: the table's software row is "with the feature off"; with it on, "everything that fails goes to
+    #  InstanceReconfiguration".
     if not_active and (dead or unhealthy):
-        return _original_of_software(s, 5)
+        return Verdict(Act.RECONFIGURE, 5)
 
     # "node_loss_is_death, default off ▲: Pods' heartbeats lost and an L6 node fault and every active rank outside them
     #  UNHEALTHY → their ranks count as DEAD; such a node fault waits under rule 10, not 9."
@@ -239,7 +260,8 @@ def _first_match(
     # "8. D ≠ ∅, U ≠ ∅, D ∪ U = active → ScaleDownRound, if (when hardware came first) its mapped ranks ⊆ D; otherwise as
     #  rule 9/10."   And: "min_alive_ranks (fewer → reconfiguration)".
     if dead and unhealthy and dead | unhealthy == active and (not hardware_first or mapped <= dead):
-        if len(unhealthy) < s.switches.min_alive_ranks:
+        # "Round abandoned → re-decide, at most 3 times per budget window, then reconfiguration."
+        if len(unhealthy) < s.switches.min_alive_ranks or s.abandoned_rounds > 3:
             return Verdict(Act.RECONFIGURE, 8)
         return Verdict(Act.SCALE_DOWN, 8, removed=dead)
 
@@ -277,12 +299,10 @@ def _ten(s: Situation, collected_at: float | None, correlated_at: float | None, 
     # "… → one **fresh look** at the engines through their NodeManagers, merged; evidence gone → forget it; rules 6–8 match
     #  now → they act ▲; else reconfiguration."
     # Reading: gone evidence and rules 6–8 were seen above; what comes here after the look is the "else".
-    if s.looked:
-        return Verdict(Act.RECONFIGURE, 10)
     assert collected_at is not None
-    if s.now >= collected_at:
-        return Verdict(Act.LOOK, 10)
-    return Verdict(Act.WAIT, rule, min(collected_at, correlated_at or collected_at))
+    if s.now < collected_at:
+        return Verdict(Act.WAIT, rule, min(collected_at, correlated_at or collected_at))
+    return Verdict(Act.RECONFIGURE if s.looked else Act.LOOK, rule)
 
 
 def _eleven(s: Situation, active: frozenset[int]) -> Verdict:
@@ -296,7 +316,6 @@ def _eleven(s: Situation, active: frozenset[int]) -> Verdict:
 def _original_of_software(s: Situation, rule: int) -> Verdict:
     # "software (engine DEAD/UNHEALTHY) with the feature off | EngineRelaunch if enable_engine_relaunch (true), failed →
     #  InstanceReconfiguration | same"
-    # Reading: under rule 5 this row is what "original strategy" means for software evidence.
     return Verdict(Act.RELAUNCH if s.switches.engine_relaunch else Act.RECONFIGURE, rule)
 
 
