@@ -85,6 +85,10 @@ class DpScaleDownConfig(Strict):
         return self
 
 
+_OPTIONS_OF_THE_FEATURE = ("enable_fast_recovery", "wake_idle_survivors", "node_loss_is_death")
+"""Without the FT routes of the NodeManagers none of these could do anything."""
+
+
 class FaultToleranceConfig(Strict):
     """`fault_tolerance_config` of the Controller (RFC §7; ▲ marks ours)."""
 
@@ -115,11 +119,24 @@ class FaultToleranceConfig(Strict):
     """▲ L2 fault codes that the engines heal by themselves, by inferring the lost tokens again."""
 
     token_reinference_deadline_sec: Seconds = 60.0
-    """▲ How long that may take."""
+    """▲ How long TokenReinference waits for engines to heal by themselves."""
 
     heartbeat_interval_sec: Seconds = 1.0
     heartbeat_timeout_sec: Seconds = 30.0
     set_interval_sec: Seconds = 5.0
+    wake_idle_survivors: bool = False
+    """▲ A rank is DEAD and nothing runs, so the survivors cannot notice: one bounded completion to each makes them."""
+
+    withdraw_on_first_fault: bool = False
+    """▲ Withdraw the view at the first accepted report; it is published again when the evidence clears."""
+
+    observe_only: bool = False
+    """▲ Decide and record, touch nothing: for the first weeks beside another recovery. A person's orders still count."""
+
+    node_loss_is_death: bool = False
+    """▲ A node that lost power reports nothing: with its Pods' heartbeats lost, an L6 fault of the whole node and every
+    other active rank UNHEALTHY, its ranks count as DEAD. Off: such a node ends in a rebuild."""
+
     min_alive_ranks: Annotated[int, NotBool, Field(ge=1, le=4096)] = 1
     """▲ Fewer survivors → rebuild instead."""
 
@@ -137,6 +154,14 @@ class FaultToleranceConfig(Strict):
             )
         if self.enable_dp_scale_up and not self.enable_dp_scale_down:
             raise ValueError("enable_dp_scale_up=true needs enable_dp_scale_down=true: it stops Pods that a round emptied")
+        blank = [code for code in self.token_reinference_codes if not code.strip()]
+        if blank:
+            raise ValueError("token_reinference_codes holds an empty code: it would match faults that name none")
+        for option in _OPTIONS_OF_THE_FEATURE:
+            if getattr(self, option) and not self.enable_dp_scale_down_proxy:
+                raise ValueError(
+                    f"{option}=true needs enable_fault_tolerance=true and enable_dp_scale_down=true: it is part of it"
+                )
         return self
 
 
@@ -153,4 +178,11 @@ def config_warnings(config: FaultToleranceConfig, detection_sec: float = 30.0) -
         )
     if not config.dp_scale_down_config.verify_inference:
         found.append("verify_inference=false: a round commits on the engines' word alone")
+    if config.observe_only:
+        found.append("observe_only=true: decisions are recorded and nothing is done; recovery is up to a person")
+    if config.hardware_ft_correlation_window_sec > config.software_collection_timeout_sec:
+        found.append(
+            f"hardware_ft_correlation_window_sec={config.hardware_ft_correlation_window_sec:g} is above "
+            f"software_collection_timeout_sec={config.software_collection_timeout_sec:g}, which then ends the wait first"
+        )
     return found

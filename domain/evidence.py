@@ -17,6 +17,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from domain.engine import EngineStatus, EntrySource, RankEntry
+from domain.hardware import HardwareEvidence
 from domain.messages.controller import MotorStatus, SoftwareFaultReport
 from domain.messages.node_manager import PodReport, RankReport
 from domain.model import Rank, Strict
@@ -139,7 +140,7 @@ class RankEvidence(Strict):
 
 
 class Evidence(Strict):
-    """All ranks' evidence. `forming`: the group is being assembled or rebuilt, so new engines are welcome.
+    """All ranks' evidence, and the hardware's. `forming`: the group is being assembled or rebuilt, new engines are welcome.
 
     `lives` are the NodeManagers' incarnations in the order in which they were first heard of.
     """
@@ -147,6 +148,7 @@ class Evidence(Strict):
     ranks: dict[int, RankEvidence] = Field(default_factory=dict)
     lives: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     forming: bool = False
+    hardware: HardwareEvidence = HardwareEvidence()
 
     def of(self, rank: int) -> RankEvidence:
         return self.ranks.get(rank, RankEvidence())
