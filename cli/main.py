@@ -162,6 +162,14 @@ def node_manager(context: typer.Context) -> None:
     become("node_manager", context.args)
 
 
+@app.command(name="dp-supervisor", context_settings=_PASS_THROUGH)
+def dp_supervisor(context: typer.Context) -> None:
+    """Run one Pod's rank servers, without a NodeManager."""
+    from cli.single import become
+
+    become("dp_supervisor", context.args)
+
+
 @app.command(context_settings=_PASS_THROUGH)
 def coordinator(context: typer.Context) -> None:
     """Run one Coordinator process."""

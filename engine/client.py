@@ -89,9 +89,13 @@ class EngineClient:
     async def healthy(self, timeout_sec: float) -> bool:
         """Whether `/health` answers 200 in time. Says that the API server runs, not that the rank works."""
         try:
-            return (await self._request("GET", "/health", timeout_sec)).status_code == 200
+            return await self.health(timeout_sec) == 200
         except Transient:
             return False
+
+    async def health(self, timeout_sec: float) -> int:
+        """The HTTP status of `/health`. Raises `Transient` where nobody answers in time, `ProtocolError` for no HTTP."""
+        return (await self._request("GET", "/health", timeout_sec)).status_code
 
     async def status(self, timeout_sec: float) -> EngineEntry:
         """The rank's entry. The first call also finds out the dialect.

@@ -16,6 +16,7 @@ When the root ends, now or long after a worker did, its owner hears of that too:
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -110,22 +111,23 @@ class ProcessTree:
         argv: Sequence[str],
         *,
         environment: Mapping[str, str],
-        log_path: Path,
+        log_path: Path | None,
         on_loss: Callable[[Loss], None],
         on_root_end: Callable[[ProcessIdentity], None],
         worker_title: re.Pattern[str] = WORKER_TITLE,
     ) -> "ProcessTree":
         """Starts a process in its own session, behind the gate: `argv` begins to run at `release`.
 
-        Its output is appended to `log_path`. Raises `OSError` if the log cannot be opened or no process be made.
+        Its output is appended to `log_path`; None: it goes where this process's own goes. Raises `OSError` if the log
+        cannot be opened or no process be made.
         """
-        with log_path.open("ab") as output:
+        with log_path.open("ab") if log_path is not None else contextlib.nullcontext() as output:
             child = subprocess.Popen(
                 [*_GATE, *argv],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.STDOUT if output is not None else None,
                 start_new_session=True,
             )
         tree = cls(

@@ -174,8 +174,10 @@ class StartupFailed(AutotomyError):
     default_reason = "STARTUP_FAILED"
 
 
-def bind(host: str, port: int, *, option: str = "--port") -> socket.socket:
+def bind(host: str, port: int, *, option: str = "--port", listen: bool = True) -> socket.socket:
     """A listening TCP socket at `host`:`port`; port 0 takes a free one (see `url_of`).
+
+    Without `listen` the port is only reserved: connections are refused until `serve_socket` opens it.
 
     Raises AddressUnavailable, whose message says what is in the way and names the command line `option` to change.
     """
@@ -187,7 +189,8 @@ def bind(host: str, port: int, *, option: str = "--port") -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(2048)
+        if listen:
+            sock.listen(2048)
         sock.setblocking(False)
     except OSError as error:
         sock.close()

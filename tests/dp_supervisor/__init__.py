@@ -1,0 +1,1 @@
+"""The DP supervisor: its rules by table and at random, its command line, and the process with simulated servers."""
