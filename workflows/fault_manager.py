@@ -9,14 +9,17 @@ workflow may continue as new, be terminated and be started again while a round r
 generation, and Temporal lets an id run once: that is the fence against two strategies at a time.
 """
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from temporalio import workflow
 from temporalio.common import RawValue, WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError, WorkflowAlreadyStartedError
 
+from workflows.alarm import Alarm
 from workflows.fault_manager_errands import FaultManagerErrands
 from workflows.fault_manager_memory import Memory, now
 from workflows.fault_manager_page import show
@@ -64,6 +67,7 @@ class FaultManager:
     def __init__(self, start: FaultManagerStart) -> None:
         self._memory = Memory(start)
         self._errands = FaultManagerErrands(self._memory)
+        self._alarm = Alarm(self._memory.wake)
         self._ended = False
 
     @workflow.run
@@ -186,7 +190,7 @@ class FaultManager:
         self._memory.become(state)
         workflow.logger.info("strategy starts", extra={"id": strategy.workflow_id, "reason": decision.reason.value})
         try:
-            await workflow.start_child_workflow(
+            child = await workflow.start_child_workflow(
                 _STRATEGY_WORKFLOWS[strategy.kind],
                 order,
                 id=strategy.workflow_id,
@@ -199,6 +203,16 @@ class FaultManager:
             )
         except WorkflowAlreadyStartedError:
             await self._on_taken_id(decision, phase_before)
+        else:
+            child.add_done_callback(partial(self._on_closed, strategy.generation))
+
+    def _on_closed(self, generation: int, child: "asyncio.Task[object]") -> None:
+        """A hint, no more: a strategy that closed without having told its end is looked up at once, not when it is missed."""
+        if not child.cancelled():
+            child.exception()  # its report says it better
+        strategy = self._state.strategy
+        if strategy is not None and strategy.generation == generation:
+            self._memory.become(self._state.but(strategy=strategy.model_copy(update={"last_word_at": 0.0})))
 
     async def _on_taken_id(self, decision: Decision, phase_before: FtPhase) -> None:
         """Somebody of this generation was started before: attach if it runs; else this FaultManager is behind, and asks."""
@@ -239,6 +253,9 @@ class FaultManager:
         if state.strategy is not None and not over:
             await self._stop_strategy()
             return
+        if state.view.ranks:
+            self._memory.become(state.withdrawn(now()))
+            return
         if not state.view.confirmed and not over:
             return
         self._memory.become(state.but(strategy=None, generation=state.generation + 1))
@@ -257,17 +274,9 @@ class FaultManager:
 
     async def _until_changed(self) -> None:
         """Sleep until something came in, or until the next moment at which time alone changes the decision."""
-        wake_at = self._next_wake()
-        timeout = None if wake_at is None else timedelta(seconds=max(0.001, wake_at - now()))
         waiting = self._state.waiting(self._memory.decision)
-        try:
-            await workflow.wait_condition(
-                lambda: self._memory.changed,
-                timeout=timeout,
-                timeout_summary=waiting.reason[:200] if waiting is not None else None,
-            )
-        except TimeoutError:
-            pass
+        self._alarm.set(self._next_wake(), waiting.reason if waiting is not None else "")
+        await workflow.wait_condition(lambda: self._memory.changed)
 
     def _next_wake(self) -> float | None:
         """None in an instance where nothing is open: it adds no history. What is past already has been seen to this turn."""

@@ -41,6 +41,7 @@ with workflow.unsafe.imports_passed_through():
         StrategyKind,
         StrategyState,
     )
+    from domain.runtime import SERVING_PHASES
     from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, attach, took_end
     from domain.topology import Topology
     from domain.watch import Question
@@ -272,7 +273,9 @@ class FaultManagerErrands:
         if state.view.revision != view.revision or state.view.ranks != view.ranks:
             return True  # another view is wanted by now
         if result.confirmed:
-            self._memory.become(state.but(view=view.model_copy(update={"confirmed": True})))
+            mended = state.phase in SERVING_PHASES and not state.pending_finalize
+            confirmed = view.model_copy(update={"confirmed": True})
+            self._memory.become(state.but(view=confirmed, last_error=None if mended else state.last_error))
             return True
         words = "; ".join(f"{refusal.peer}: {refusal.reason} {refusal.message}" for refusal in result.refusals)
         overtaken = any(refusal.reason.upper() == "STALE" for refusal in result.refusals)

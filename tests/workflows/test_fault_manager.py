@@ -10,6 +10,7 @@ from temporalio.worker import Replayer
 
 import domain.strategy_life
 import workflows.fault_manager
+import workflows.fault_manager_errands
 from domain.engine import EntrySource, RankEntry
 from domain.messages.round import PeerRefusal, RoundOutcome
 from domain.messages.strategy import (
@@ -29,6 +30,13 @@ from service.temporal import SEARCH_ATTRIBUTES
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world, config, round_end
 from workers.controller_worker import workflow_runner
 from workflows.fault_manager import FaultManager
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy that says nothing for a moment is looked up."""
+    for module in (domain.strategy_life, workflows.fault_manager_errands):
+        monkeypatch.setattr(module, "QUIET_LIMIT_SEC", 0.3)
 
 
 def in_phase(phase: FtPhase, record: RuntimeRecord) -> bool:
@@ -324,8 +332,8 @@ async def test_in_doubt_after_a_restart_it_rebuilds(temporal_client: Client) -> 
         assert "127.0.0.2:1026" in world.rebuilds[0].why
 
 
-async def test_a_strategy_that_fell_silent_is_looked_up(temporal_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(domain.strategy_life, "QUIET_LIMIT_SEC", 0.3)
+@pytest.mark.usefixtures("impatient")
+async def test_a_strategy_that_fell_silent_is_looked_up(temporal_client: Client) -> None:
     async with a_world(temporal_client) as world:
         world.found[2] = LookUpResult(state=StrategyState.RUNNING)
         await world.serve()
@@ -335,15 +343,13 @@ async def test_a_strategy_that_fell_silent_is_looked_up(temporal_client: Client,
         await world.until(lambda r: r.can_serve and r.dead_committed == (1,), "its report is found")
 
 
-async def test_a_strategy_that_was_terminated_is_followed_by_a_rebuild(
-    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(domain.strategy_life, "QUIET_LIMIT_SEC", 0.3)
+async def test_a_strategy_that_was_terminated_is_noticed_at_once_and_followed_by_a_rebuild(temporal_client: Client) -> None:
     async with a_world(temporal_client) as world:
         await world.serve()
         world.found[2] = LookUpResult(state=StrategyState.LOST)
         world.journals = JournalsResult(complete=True, started=True, highest_generation=2, dead_committed=(1,), view_revision=3)
         await world.fail_over((1,))
+        await world.client.get_workflow_handle(StrategyKind.SCALE_DOWN.workflow_id(world.instance_id, 2)).terminate()
         await world.until_true(lambda: world.rebuilds, "a rebuild")
         assert "STRATEGY_LOST" in world.rebuilds[0].why
         assert (await world.record()).dead_committed == (1,), "the journals were asked first"
