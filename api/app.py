@@ -17,6 +17,7 @@ from api.gateway import Gateway, WorkflowUnknown
 from api.health import health_routes
 from api.heartbeats import heartbeat_routes
 from api.instances import instance_routes, registry_start
+from api.registration import registration_routes
 from api.state import Api, Figures
 from api.status import status_routes
 from domain.messages.strategy import (
@@ -56,7 +57,16 @@ def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
 
     app = create_app("Autotomy Controller", lifespan=lifespan)
     app.add_exception_handler(WorkflowUnknown, _on_unknown_workflow)
-    for routes in (fault_routes, heartbeat_routes, coordinator_routes, instance_routes, status_routes, health_routes):
+    groups = (
+        fault_routes,
+        heartbeat_routes,
+        registration_routes,
+        coordinator_routes,
+        instance_routes,
+        status_routes,
+        health_routes,
+    )
+    for routes in groups:
         app.include_router(routes(api))
     add_metrics_route(app, registry)
     return app

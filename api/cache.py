@@ -20,6 +20,7 @@ from domain.messages.strategy import (
     RegistryView,
     fault_manager_id,
 )
+from domain.registration import Assembly, instances_by_node
 from domain.runtime import RuntimeRecord
 from domain.topology import Topology
 from service.http import HttpError
@@ -86,8 +87,30 @@ class Instances:
         return self._known(instance_id)
 
     async def all(self) -> tuple[RegisteredInstance, ...]:
-        """Every declared instance, asked now."""
+        """Every instance, asked now."""
         return (await self._view.renewed()).instances
+
+    async def view(self, *, fresh: bool = False, version: int = 0) -> RegistryView:
+        """What the registry knows: up to DECLARATIONS_FRESH_SEC old unless `fresh`, and never older than `version`.
+
+        Raises HttpError 503 when nobody can be asked.
+        """
+        known = self._view.value
+        if fresh or known is None or known.version < version or self._view.age_sec > DECLARATIONS_FRESH_SEC:
+            known = await self._view.renewed()
+        if known.version < version:  # a question that was under way already
+            known = await self._view.renewed()
+        return known
+
+    async def assembly(self, instance_id: int) -> Assembly | None:
+        """An instance whose Pods are still coming, asked now; None: it is not one of those."""
+        assemblies = (await self.view(fresh=True)).assemblies
+        return next((one for one in assemblies if one.instance_id == instance_id), None)
+
+    async def on_node(self, node_name: str) -> tuple[int, ...]:
+        """The instances that have a Pod on a node."""
+        view = await self.view()
+        return instances_by_node(one.topology for one in view.instances).get(node_name, ())
 
     def forget(self) -> None:
         """A declaration was made or removed here: what is known is old."""

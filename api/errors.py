@@ -11,6 +11,9 @@ class ApiReason(StrEnum):
     ENDING = "ENDING"  # 409: the instance of that id is still being taken down
     WRONG_SET = "WRONG_SET"  # 409: a heartbeat that names other ranks than the Pod should have
     FOREIGN_POD = "FOREIGN_POD"  # 409: no NodeManager of the instance is there
+    CONTRADICTS = "CONTRADICTS"  # 409: a Pod registers with another shape than the others of its instance
+    SEAT_TAKEN = "SEAT_TAKEN"  # 409: a newer Pod has that node_rank
+    ADDRESS_TAKEN = "ADDRESS_TAKEN"  # 409: that Pod has another node_rank already
     REFUSED = "REFUSED"  # 409: the FaultManager refuses the command; its own reason is in `outcome`
 
 

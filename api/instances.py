@@ -9,6 +9,8 @@ from api.errors import ApiReason
 from api.explain import explained
 from api.gateway import UpdateRefused, WorkflowUnknown
 from api.state import Api, unknown
+from api.status import assembling_record
+from domain.config import FaultToleranceConfig
 from domain.messages.controller import InstanceDeclaration, TerminateRequest
 from domain.messages.strategy import (
     DECLARE_UPDATE,
@@ -94,6 +96,9 @@ def instance_routes(api: Api) -> APIRouter:
     @router.get("/controller/instances/{instance_id}/explain")
     async def explain(instance_id: InstanceId) -> Response:
         """In words: does it serve, what runs, what is waited for, and what comes then."""
+        assembly = await api.instances.assembly(instance_id)
+        if assembly is not None:
+            return success(explained(assembling_record(assembly, api.config)))
         await api.topology(instance_id)
         return success(explained(await api.instances.record(instance_id, fresh=True)))
 
@@ -121,13 +126,21 @@ async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> Re
 async def registry_start(api: Api) -> RegistryStart:
     """What a registry starts with: what one that was terminated knew last; nothing where there never was one."""
     try:
-        known = (await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)).instances
+        known = await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)
     except WorkflowUnknown:
         return RegistryStart()
+    return registry_start_from(known, api.config)
+
+
+def registry_start_from(known: RegistryView, config: FaultToleranceConfig) -> RegistryStart:
+    """The same, by what was known of it a moment ago."""
     return RegistryStart(
-        instances=known,
-        version=max((one.version for one in known), default=0),
-        configs={one.topology.instance_id: api.config for one in known},
+        instances=known.instances,
+        version=max((known.version, *(one.version for one in known.instances))),
+        configs={one.topology.instance_id: config for one in known.instances},
+        assemblies=known.assemblies,
+        lives=known.lives,
+        job_ids=known.job_ids,
     )
 
 

@@ -1,6 +1,7 @@
 """What the API's routes share: the way to Temporal, the short memory, the settings, the figures."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
@@ -17,6 +18,7 @@ from service.http import HttpError
 from service.metrics import NAMESPACE
 
 _LABEL: Final = ("outcome",)
+_UPDATES_AT_ONCE: Final = 5
 
 
 class Figures:
@@ -36,6 +38,8 @@ class Api:
     instances: Instances
     config: FaultToleranceConfig
     figures: Figures
+    registering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_UPDATES_AT_ONCE))
+    """A workflow takes ten updates at a time; when all Pods of a cluster register at once, the others wait here."""
 
     async def topology(self, instance_id: int) -> Topology:
         """A declared instance's topology. Raises HttpError 404, 503."""

@@ -6,7 +6,9 @@ from fastapi import APIRouter, Response
 
 from api.gateway import WorkflowUnknown, stamp
 from api.state import Api
-from domain.instance import InstanceState
+from domain.config import FaultToleranceConfig
+from domain.instance import InstanceState, iso
+from domain.registration import Assembly
 from domain.runtime import FtPhase, RuntimeRecord, Waiting
 from domain.topology import Topology
 from service.http import success
@@ -21,12 +23,34 @@ def status_routes(api: Api) -> APIRouter:
         if not api.config.enable_dp_scale_down_proxy:
             return success({"phase": FtPhase.DISABLED, "instances": []})
         if instance_id is not None:
+            assembly = await api.instances.assembly(instance_id)
+            if assembly is not None:
+                return success(assembling_record(assembly, api.config))
             return success(await _record(api, await api.topology(instance_id)))
-        known = [one.topology for one in await api.instances.all()]
-        records = await asyncio.gather(*(_record(api, topology) for topology in known))
-        return success({"instances": sorted(records, key=lambda record: record.instance_id)})
+        view = await api.instances.view(fresh=True)
+        records = await asyncio.gather(*(_record(api, one.topology) for one in view.instances))
+        coming = [assembling_record(assembly, api.config) for assembly in view.assemblies]
+        return success({"instances": sorted([*records, *coming], key=lambda record: record.instance_id)})
 
     return router
+
+
+def assembling_record(assembly: Assembly, config: FaultToleranceConfig) -> RuntimeRecord:
+    """An instance that has no FaultManager yet: which Pods it waits for."""
+    ranks = tuple(range(assembly.first.parallel_config.dp_size))
+    there, missing = len(assembly.seats), ", ".join(map(str, assembly.missing))
+    return RuntimeRecord(
+        instance_id=assembly.instance_id,
+        phase=FtPhase.RECONFIGURING,
+        original_dp_ranks=ranks,
+        alive_dp_ranks=ranks,
+        fallback_strategy=config.fallback_strategy.value,
+        waiting=Waiting(
+            reason=f"{there} of {assembly.first.nnodes} Pods have registered; missing: node_rank {missing}",
+            until=iso(assembly.until),
+            then="the Pods that are still there begin the assembly anew",
+        ),
+    )
 
 
 async def _record(api: Api, topology: Topology) -> RuntimeRecord:

@@ -121,6 +121,9 @@ class FaultToleranceConfig(Strict):
     token_reinference_deadline_sec: Seconds = 60.0
     """▲ How long TokenReinference waits for engines to heal by themselves."""
 
+    assembly_timeout_sec: Seconds = 600.0
+    """▲ How long Pods that register wait for the others; then those that are still there begin anew."""
+
     heartbeat_interval_sec: Seconds = 1.0
     heartbeat_timeout_sec: Seconds = 30.0
     set_interval_sec: Seconds = 5.0

@@ -81,6 +81,8 @@ class Topology(Strict):
     node_managers: tuple[NodeManagerPlace, ...] = Field(min_length=1)
     endpoints: tuple[Endpoint, ...] = Field(min_length=1)
     ft_capability: FtCapability | None = None
+    ft_capability_consistent: bool = True
+    """False: the Pods registered different capabilities, so nobody knows what the group can do; the gate refuses."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Topology":

@@ -37,6 +37,7 @@ class InstanceDeclaration(Strict):
     node_managers: tuple[NodeManagerPlace, ...] = Field(min_length=1)
     endpoints: tuple[Endpoint, ...] = Field(min_length=1)
     ft_capability: FtCapability | None = None
+    ft_capability_consistent: StrictBool = True
 
     def topology(self, instance_id: int) -> Topology:
         """The declared topology. Raises a pydantic `ValidationError` where the declaration contradicts itself."""

@@ -12,8 +12,10 @@ from pydantic import Field
 
 from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
+from domain.messages.registration import RegisterRequest
 from domain.messages.round import CommitRecord, PeerRefusal, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Strict
+from domain.registration import Admission, Assembly
 from domain.runtime import FtPhase, GateRecord, RejectedSignal
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Question
@@ -72,6 +74,9 @@ INSTANCES_QUERY = "instances"
 
 DECLARE_UPDATE = "declare"
 """To InstanceRegistry, one `DeclareCall` → `RegistryReply`. Its `instances` query gives the `RegistryView`."""
+
+REGISTER_UPDATE = "register"
+"""To InstanceRegistry, one `RegisterCall` → `RegisterResult`: a Pod takes its seat."""
 
 REMOVE_UPDATE = "remove"
 """To InstanceRegistry, one `RemoveCall` → `RegistryReply`."""
@@ -495,7 +500,34 @@ class RegisteredInstance(Strict):
 
 
 class RegistryView(Strict):
+    """`assemblies`: instances whose Pods are coming. `lives`: per instance and "ip:port", the NodeManager incarnation that
+    belongs to the group. `job_ids`: the number that a job_name had last."""
+
     instances: tuple[RegisteredInstance, ...] = ()
+    assemblies: tuple[Assembly, ...] = ()
+    lives: dict[int, dict[str, str]] = Field(default_factory=dict)
+    job_ids: dict[str, int] = Field(default_factory=dict)
+    version: int = 0
+
+
+class RegisterCall(Strict):
+    """Update `register` of InstanceRegistry. `config` is what the instance's FaultManager starts with.
+
+    `joining`: the instance is assembled already and is being rebuilt, so this life of the Pod may join the group.
+    """
+
+    request: RegisterRequest
+    config: FaultToleranceConfig
+    joining: bool = False
+
+
+class RegisterResult(Strict):
+    """What became of a `register`; `version` is the registry's."""
+
+    instance_id: InstanceId
+    admission: Admission
+    message: str
+    version: int
 
 
 class DeclareCall(Strict):
@@ -578,3 +610,6 @@ class RegistryStart(Strict):
     to_start: dict[InstanceId, float] = Field(default_factory=dict)
     to_end: dict[InstanceId, Removal] = Field(default_factory=dict)
     rejected_signals: tuple[RejectedSignal, ...] = ()
+    assemblies: tuple[Assembly, ...] = ()
+    lives: dict[int, dict[str, str]] = Field(default_factory=dict)
+    job_ids: dict[str, int] = Field(default_factory=dict)

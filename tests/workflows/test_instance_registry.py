@@ -19,7 +19,6 @@ from domain.messages.strategy import (
     RegistryOutcome,
     RegistryReply,
     RegistryStart,
-    RegistryView,
     RemoveCall,
     fault_manager_id,
 )
@@ -103,7 +102,7 @@ async def test_a_declared_instance_gets_its_faultmanager(temporal_client: Client
         assert (await registry.execute_update(InstanceRegistry.remove, removal)).outcome is RegistryOutcome.REMOVED
         assert await asyncio.wait_for(fault_manager.result(), 10) == {"reason": "done", "stop_engines": True}
         assert (await registry.execute_update(InstanceRegistry.remove, removal)).outcome is RegistryOutcome.UNKNOWN
-        assert await registry.query(InstanceRegistry.instances) == RegistryView()
+        assert (await registry.query(InstanceRegistry.instances)).instances == ()
 
 
 async def test_an_instance_declared_again_at_once_gets_a_new_faultmanager_when_the_old_one_has_ended(

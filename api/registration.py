@@ -1,0 +1,123 @@
+"""POST /controller/register: a Pod takes its place in an instance, or hears where it belongs (contracts §3).
+
+Pods ask again and again: until their instance is assembled, and after every restart of theirs or ours. What the registry
+knows already is answered from the API's cache, so only news reaches the workflow and its history.
+"""
+
+from fastapi import APIRouter, Response
+
+from api.errors import ApiReason
+from api.gateway import UpdateRefused, WorkflowUnknown
+from api.heartbeats import removed_for
+from api.instances import registry_start_from
+from api.state import Api
+from domain.messages.registration import RegisterReply, RegisterRequest
+from domain.messages.strategy import (
+    FAULT_MANAGER_WORKFLOW,
+    INSTANCE_REGISTRY_ID,
+    INSTANCE_REGISTRY_WORKFLOW,
+    REGISTER_UPDATE,
+    RegisterCall,
+    RegisterResult,
+    RegistryView,
+    fault_manager_id,
+)
+from domain.registration import Assembly, Seat, assembled_for, endpoints_of, hold, joining, place_of
+from domain.runtime import FtPhase, RuntimeRecord
+from domain.topology import Topology
+from service.http import HttpError, success
+
+
+def registration_routes(api: Api) -> APIRouter:
+    router = APIRouter(tags=["NodeManagers"])
+
+    @router.post("/controller/register")
+    async def register(body: RegisterRequest) -> Response:
+        """Where this Pod belongs. The same Pod in the same life gets the same answer."""
+        view = await api.instances.view()
+        topology, assembly = _find(view, body)
+        if topology is None and not _seated(assembly, body):
+            result = await _tell_registry(api, view, body, is_joining=False)
+            view = await api.instances.view(version=result.version)
+            topology, assembly = _find(view, body)
+        if topology is not None:
+            return success(await _assembled(api, view, topology, body))
+        if assembly is None:
+            raise HttpError(503, ApiReason.UNKNOWN_INSTANCE, "the instance was removed in this moment; register again")
+        return success(_waiting(api, assembly, body))
+
+    return router
+
+
+def _find(view: RegistryView, body: RegisterRequest) -> tuple[Topology | None, Assembly | None]:
+    topology = assembled_for((one.topology for one in view.instances), body)
+    return topology, next((one for one in view.assemblies if one.job_name == body.job_name), None)
+
+
+def _seated(assembly: Assembly | None, body: RegisterRequest) -> bool:
+    """Whether the registry has exactly this already."""
+    seat = Seat(pod=body.pod, incarnation=body.incarnation)
+    return assembly is not None and assembly.seats.get(body.node_rank) == seat
+
+
+async def _tell_registry(api: Api, view: RegistryView, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
+    call = RegisterCall(request=body, config=api.config, joining=is_joining)
+    start = registry_start_from(view, api.config)
+    try:
+        async with api.registering:
+            result = await api.gateway.update_with_start(
+                INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, start, REGISTER_UPDATE, call, RegisterResult
+            )
+    except UpdateRefused as refused:
+        raise HttpError(503, ApiReason.ENDING, str(refused), headers={"Retry-After": "1"}) from None
+    if result.admission.refused:
+        raise HttpError(409, ApiReason(result.admission.value), result.message, instance_id=result.instance_id)
+    return result
+
+
+async def _assembled(api: Api, view: RegistryView, topology: Topology, body: RegisterRequest) -> RegisterReply:
+    if (why := place_of(topology, body)) is not None:
+        raise HttpError(409, ApiReason.FOREIGN_POD, why, instance_id=topology.instance_id)
+    record = await _record(api, topology)
+    lives = view.lives.get(topology.instance_id, {})
+    if record is not None and joining(record.phase) and lives.get(str(body.address)) != body.incarnation:
+        await _tell_registry(api, view, body, is_joining=True)
+        api.instances.forget()
+    phase = record.phase if record is not None else FtPhase.NORMAL
+    dead = removed_for(record) if record is not None else ()
+    held = hold(body, lives, phase, dead, strategy_runs=record is not None and record.active_strategy is not None)
+    return RegisterReply(
+        instance_id=topology.instance_id,
+        generation=record.generation if record is not None else 0,
+        dead_committed=dead,
+        endpoints=topology.endpoints,
+        master_dp_ip=topology.endpoint(0).ip,
+        dp_master_port=topology.dp_master_port,
+        hold=held is not None,
+        hold_reason=held,
+        fault_tolerance_config=api.pacing(),
+    )
+
+
+async def _record(api: Api, topology: Topology) -> RuntimeRecord | None:
+    """None: its FaultManager does not run this moment, so nobody knows the phase: a fresh engine is then held."""
+    try:
+        return await api.instances.record(topology.instance_id, fresh=False)
+    except WorkflowUnknown:
+        start = api.fault_manager_start(topology)
+        await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, fault_manager_id(topology.instance_id), start)
+        return None
+
+
+def _waiting(api: Api, assembly: Assembly, body: RegisterRequest) -> RegisterReply:
+    first = assembly.seats.get(0)
+    return RegisterReply(
+        instance_id=assembly.instance_id,
+        generation=0,
+        endpoints=endpoints_of(body),
+        master_dp_ip=first.pod.pod_ip if first is not None else None,
+        dp_master_port=(first.pod if first is not None else body).dp_master_port,
+        hold=False,
+        waiting_for=assembly.missing,
+        fault_tolerance_config=api.pacing(),
+    )

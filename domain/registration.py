@@ -1,0 +1,255 @@
+"""Who is who when Pods register themselves: pure rules of assembly (contracts §3).
+
+An instance is its `job_name` and `nnodes` seats. A Pod takes the seat of its `node_rank`: ranks come from there, never
+from the order of arrival. When all seats are taken the seats *are* the topology, and from then on it never changes.
+
+| a Pod registers … | while the seats fill | once the instance is assembled |
+|---|---|---|
+| the first time for its seat | takes it | – |
+| again, same address and incarnation | no change | no change |
+| again, same address, a new incarnation | no change but for its life | a fresh engine: held, until a rebuild takes it in |
+| from another address | replaces a Pod that is gone | refused: the topology names the other one |
+| after it was replaced, same life | refused: two Pods claim one seat, the newer has it | – |
+| and contradicts the others | refused, with the field | refused, with the field |
+
+The capability of the instance is what **all** Pods say. One that says nothing makes it unknown, two that differ make it
+inconsistent; the instance runs all the same, and the gate refuses to shrink it with that reason.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from pydantic import Field
+
+from domain.engine import FtCapability
+from domain.messages.registration import Hold, PodRegistration, RegisterRequest
+from domain.model import InstanceId, Strict
+from domain.runtime import TRANSACTION_PHASES, FtPhase
+from domain.topology import Endpoint, NodeManagerPlace, Topology
+
+DISPLACED_KEPT = 64
+
+
+class Admission(StrEnum):
+    """What became of a registration. The first two changed something."""
+
+    SEATED = "SEATED"
+    REPLACED = "REPLACED"  # the seat's former Pod is gone: this one has another address
+    UNCHANGED = "UNCHANGED"
+    CONTRADICTS = "CONTRADICTS"  # another model, role, size or shape than the Pods before it
+    SEAT_TAKEN = "SEAT_TAKEN"  # a newer Pod has this node_rank
+    ADDRESS_TAKEN = "ADDRESS_TAKEN"  # the same Pod has another node_rank already
+    FOREIGN_POD = "FOREIGN_POD"  # the assembled topology has no such Pod, or not with these ranks
+
+    @property
+    def changed(self) -> bool:
+        return self in (Admission.SEATED, Admission.REPLACED)
+
+    @property
+    def refused(self) -> bool:
+        return not self.changed and self is not Admission.UNCHANGED
+
+
+class Seat(Strict):
+    """One Pod in its place. `incarnation`: the life that may join the group."""
+
+    pod: PodRegistration
+    incarnation: str
+
+
+class Assembly(Strict):
+    """An instance whose Pods are coming. `until` (epoch seconds): from then on it is overdue, and says so; it goes on.
+
+    `displaced`: lives that lost their seat to a newer Pod; they never get it back, so two Pods cannot take turns.
+    """
+
+    instance_id: InstanceId
+    seats: dict[int, Seat] = Field(default_factory=dict)
+    displaced: tuple[str, ...] = ()
+    until: float
+
+    @property
+    def first(self) -> PodRegistration:
+        """The Pod that the others must agree with."""
+        return self.seats[min(self.seats)].pod
+
+    @property
+    def job_name(self) -> str:
+        return self.first.job_name
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The node_ranks that nobody has taken yet."""
+        return tuple(rank for rank in range(self.first.nnodes) if rank not in self.seats)
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+class Admitted(Strict):
+    """The assembly after a registration, and why."""
+
+    assembly: Assembly
+    admission: Admission
+    message: str
+
+
+def number_for(request: RegisterRequest, remembered: Mapping[str, int], taken: Iterable[int], next_id: int) -> int:
+    """The instance id of a new assembly: what its job_name had before, what its Pods remember, or the next free one."""
+    in_use = set(taken)
+    for wanted in (remembered.get(request.job_name), request.known_instance_id):
+        if wanted is not None and wanted not in in_use:
+            return wanted
+    while next_id in in_use:
+        next_id += 1
+    return next_id
+
+
+def instances_by_node(topologies: Iterable[Topology]) -> dict[str, tuple[int, ...]]:
+    """Node → the instances that have a Pod on it: where a node's hardware fault has to go."""
+    found: dict[str, set[int]] = {}
+    for topology in topologies:
+        for place in topology.node_managers:
+            if place.node_name:
+                found.setdefault(place.node_name, set()).add(topology.instance_id)
+    return {node: tuple(sorted(ids)) for node, ids in sorted(found.items())}
+
+
+def founded(instance_id: int, request: RegisterRequest, until: float) -> Assembly:
+    """A new instance, with its first Pod."""
+    seat = Seat(pod=request.pod, incarnation=request.incarnation)
+    return Assembly(instance_id=instance_id, seats={request.node_rank: seat}, until=until)
+
+
+def admit(assembly: Assembly, request: RegisterRequest) -> Admitted:
+    """One registration while the seats fill; a refused one changes nothing. Repeated, it is UNCHANGED."""
+    held = assembly.seats.get(request.node_rank)
+    seat = Seat(pod=request.pod, incarnation=request.incarnation)
+    if held == seat:
+        return Admitted(assembly=assembly, admission=Admission.UNCHANGED, message="registered already")
+    if (why := _contradiction(assembly, request)) is not None:
+        return Admitted(assembly=assembly, admission=Admission.CONTRADICTS, message=why)
+    if request.incarnation in assembly.displaced:
+        why = f"node_rank {request.node_rank} belongs to a newer Pod by now: two Pods have the same node_rank"
+        return Admitted(assembly=assembly, admission=Admission.SEAT_TAKEN, message=why)
+    for node_rank, other in assembly.seats.items():
+        if node_rank != request.node_rank and other.pod.address == request.address:
+            why = f"{request.address} is registered with node_rank {node_rank} already, not {request.node_rank}"
+            return Admitted(assembly=assembly, admission=Admission.ADDRESS_TAKEN, message=why)
+    displaced, admission = assembly.displaced, Admission.SEATED
+    if held is not None and held.incarnation != request.incarnation:
+        displaced = (*displaced, held.incarnation)[-DISPLACED_KEPT:]
+    if held is not None and held.pod.address != request.address:
+        admission = Admission.REPLACED
+    seated = assembly.model_copy(update={"seats": {**assembly.seats, request.node_rank: seat}, "displaced": displaced})
+    message = f"{len(seated.seats)} of {request.nnodes} Pods are there"
+    return Admitted(assembly=seated, admission=admission, message=message)
+
+
+def _contradiction(assembly: Assembly, request: RegisterRequest) -> str | None:
+    """What this Pod says otherwise than the others; a Pod that is alone in the instance may change its mind."""
+    others = [seat.pod for node_rank, seat in assembly.seats.items() if node_rank != request.node_rank]
+    if not others:
+        return None
+    for name in ("model_name", "role", "nnodes", "parallel_config"):
+        said, expected = getattr(request, name), getattr(others[0], name)
+        if said != expected:
+            return f"{name}={said} contradicts {expected} of {others[0].address}, which is of the same job_name"
+    return None
+
+
+def topology_of(assembly: Assembly) -> Topology:
+    """The topology of a complete assembly; ranks by node_rank. Raises `ValueError` where a Pod is missing."""
+    pods = [assembly.seats[node_rank].pod for node_rank in range(assembly.first.nnodes) if node_rank in assembly.seats]
+    if assembly.missing:
+        raise ValueError(f"instance {assembly.instance_id} is not complete: Pods {list(assembly.missing)} are missing")
+    capability, consistent = agreed_capability(pod.ft_capability for pod in pods)
+    return Topology(
+        instance_id=assembly.instance_id,
+        job_name=pods[0].job_name,
+        model_name=pods[0].model_name,
+        role=pods[0].role,
+        parallel_config=pods[0].parallel_config,
+        dp_master_port=pods[0].dp_master_port,
+        node_managers=tuple(NodeManagerPlace(pod_ip=p.pod_ip, port=p.nm_port, node_name=p.node_name) for p in pods),
+        endpoints=tuple(endpoint for pod in pods for endpoint in endpoints_of(pod)),
+        ft_capability=capability,
+        ft_capability_consistent=consistent,
+    )
+
+
+def endpoints_of(pod: PodRegistration) -> tuple[Endpoint, ...]:
+    """One Pod's endpoints."""
+    devices = pod.device_ids or ((),) * len(pod.ranks)
+    return tuple(
+        Endpoint(
+            id=rank,
+            pod_ip=pod.pod_ip,
+            ip=pod.pod_ip,
+            business_port=port,
+            headless=pod.headless,
+            device_ids=chips,
+            node_manager_port=pod.nm_port,
+        )
+        for rank, port, chips in zip(pod.ranks, pod.business_ports, devices, strict=True)
+    )
+
+
+def agreed_capability(said: Iterable[FtCapability | None]) -> tuple[FtCapability | None, bool]:
+    """What all Pods say, and whether they agree. One that says nothing makes it unknown; a difference is kept for the gate."""
+    known = list(said)
+    differing = len({capability for capability in known if capability is not None}) > 1
+    if any(capability is None for capability in known):
+        return None, not differing
+    return known[0], not differing
+
+
+def assembled_for(topologies: Iterable[Topology], request: PodRegistration) -> Topology | None:
+    """The instance that a Pod belongs to by its job_name, its address deciding where several were declared with that name."""
+    of_job = [topology for topology in topologies if topology.job_name == request.job_name]
+    return next((topology for topology in of_job if request.address in topology.managers), of_job[0] if of_job else None)
+
+
+def place_of(topology: Topology, request: PodRegistration) -> str | None:
+    """Why a Pod is not one of an assembled instance's; None: it is, with exactly these ranks."""
+    if request.address not in topology.managers:
+        named = ", ".join(map(str, topology.managers))
+        return f"instance {topology.instance_id} is assembled from {named}; {request.address} is none of them"
+    mine = {e.id: e for e in topology.endpoints if topology.manager_of(e) == request.address}
+    if tuple(sorted(mine)) != request.ranks:
+        return f"{request.address} has ranks {sorted(mine)} in instance {topology.instance_id}, not {list(request.ranks)}"
+    ports = tuple(mine[rank].business_port for rank in request.ranks)
+    if ports != request.business_ports:
+        said = list(request.business_ports)
+        return f"{request.address} has business_ports {list(ports)} in instance {topology.instance_id}, not {said}"
+    return None
+
+
+def joining(phase: FtPhase) -> bool:
+    """Whether fresh engines are taken in: the instance is being assembled or rebuilt."""
+    return phase is FtPhase.RECONFIGURING
+
+
+def hold(
+    request: RegisterRequest,
+    lives: Mapping[str, str],
+    phase: FtPhase,
+    dead_committed: Iterable[int],
+    *,
+    strategy_runs: bool = False,
+) -> Hold | None:
+    """Why a Pod of an assembled instance must not start engines; None: the start command decides.
+
+    `lives`: per "ip:port", the incarnation that belongs to the group. An engine of that life may be running and goes on;
+    hold never stops anything.
+    """
+    if joining(phase):
+        return None
+    if set(request.ranks) <= set(dead_committed):
+        return Hold.COMMITTED
+    if strategy_runs or phase in TRANSACTION_PHASES:
+        return Hold.ROUND_RUNS
+    if lives.get(str(request.address)) != request.incarnation:
+        return Hold.GROUP_LIVES
+    return None
