@@ -54,6 +54,13 @@ hand `{"engine_id": 1, "engine_status": 1}`."""
 CLEAR_SIGNAL = "clear_software_fault"
 """To FaultManager, by hand: `{"engine_id": 1}`, the rank is healthy after all. A process exit cannot be cleared."""
 
+NODE_MANAGER_LOST_SIGNAL = "node_manager_lost"
+"""To FaultManager, one `NodeManagerWord`: no heartbeat for `heartbeat_timeout_sec`, and it did not answer the API either.
+Lifecycle information, never evidence of a death. May be repeated, also by several APIs."""
+
+NODE_MANAGER_BACK_SIGNAL = "node_manager_back"
+"""To FaultManager, one `NodeManagerWord`: one that was lost answers or sends heartbeats again. May be repeated."""
+
 TERMINATE_SIGNAL = "terminate"
 """To FaultManager, optionally `{"reason": "…", "stop_engines": true}`: the instance was deleted. Withdraw it, and end."""
 
@@ -490,6 +497,13 @@ class LookUpResult(Strict):
 
     state: StrategyState
     end: StrategyEnd | None = None
+
+
+class NodeManagerWord(Strict):
+    """Signals `node_manager_lost` and `node_manager_back`; `received_at` (epoch seconds): when the API judged it."""
+
+    node_manager: NodeManagerAddress
+    received_at: float | None = None
 
 
 class RegisteredInstance(Strict):
