@@ -37,6 +37,7 @@ PASSED_THROUGH: Final = (
     "workflows.strategy_run",
     "workflows.round_ports",
     "workflows.round_page",
+    "workflows.alarm",
     "workflows.errands",
     "workflows.fault_manager_errands",
     "workflows.fault_manager_memory",
