@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
+import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
@@ -17,6 +18,7 @@ from api.gateway import Gateway, WorkflowUnknown
 from api.health import health_routes
 from api.heartbeats import heartbeat_routes
 from api.instances import instance_routes, registry_start
+from api.pulse_watch import PulseWatch
 from api.registration import registration_routes
 from api.state import Api, Figures
 from api.status import status_routes
@@ -47,13 +49,15 @@ def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        beginning = asyncio.create_task(_begin(api), name="connect to Temporal")
-        try:
-            yield
-        finally:
-            beginning.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beginning
+        async with httpx.AsyncClient(trust_env=False) as http:
+            works = [asyncio.create_task(_begin(api), name="connect to Temporal")]
+            works.append(asyncio.create_task(PulseWatch(api, http).run(), name="watch heartbeats"))
+            try:
+                yield
+            finally:
+                for work in works:
+                    work.cancel()
+                await asyncio.wait(works)
 
     app = create_app("Autotomy Controller", lifespan=lifespan)
     app.add_exception_handler(WorkflowUnknown, _on_unknown_workflow)

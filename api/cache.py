@@ -131,6 +131,11 @@ class Instances:
                 raise
             return kept.value
 
+    def forget_record(self, instance_id: int) -> None:
+        """It was just told something: its record is old."""
+        if (kept := self._records.get(instance_id)) is not None:
+            kept.at = min(kept.at, time.monotonic() - RECORD_FRESH_SEC)
+
     def _known(self, instance_id: int) -> Topology | None:
         view = self._view.value or RegistryView()
         found = (one.topology for one in view.instances if one.topology.instance_id == instance_id)

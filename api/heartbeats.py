@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 
 from api.errors import ApiReason
 from api.gateway import WorkflowUnknown
+from api.pulse_watch import tell
 from api.state import Api, unknown
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
 from domain.messages.strategy import FAULT_MANAGER_WORKFLOW, fault_manager_id
@@ -26,7 +27,9 @@ def heartbeat_routes(api: Api) -> APIRouter:
         if topology is None:
             api.figures.heartbeats.labels("unknown").inc()
             raise unknown(body.instance_id, status=503)
-        ranks = _ranks_of(topology, body)
+        manager = NodeManagerAddress(ip=body.pod_ip, port=body.nm_port)
+        ranks = _ranks_of(topology, manager)
+        api.pulse.heard(topology.instance_id, manager)
         record = await _record(api, topology, fresh=False)
         if not may_name(ranks, _named(body), record):
             record = await _record(api, topology, fresh=True)
@@ -35,6 +38,7 @@ def heartbeat_routes(api: Api) -> APIRouter:
             expected = sorted(ranks - set(record.dead_committed))
             message = f"Pod {body.pod_ip}:{body.nm_port} names ranks {sorted(_named(body))}, it should be {expected}"
             raise HttpError(409, ApiReason.WRONG_SET, message, expected=expected, dead_committed=record.dead_committed)
+        await tell(api, topology, manager, record, lost=False)
         api.figures.heartbeats.labels("ok").inc()
         return success(
             HeartbeatReply(generation=record.generation, dead_committed=removed_for(record), fault_tolerance_config=api.pacing())
@@ -54,8 +58,7 @@ async def _record(api: Api, topology: Topology, *, fresh: bool) -> RuntimeRecord
         raise HttpError(503, ApiReason.UNKNOWN_INSTANCE, message) from None
 
 
-def _ranks_of(topology: Topology, body: HeartbeatRequest) -> set[int]:
-    manager = NodeManagerAddress(ip=body.pod_ip, port=body.nm_port)
+def _ranks_of(topology: Topology, manager: NodeManagerAddress) -> set[int]:
     if manager not in topology.managers:
         message = f"instance {topology.instance_id} has no NodeManager at {manager}"
         raise HttpError(409, ApiReason.FOREIGN_POD, message)

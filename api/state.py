@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from api.cache import Instances
 from api.errors import ApiReason
 from api.gateway import Gateway
+from api.pulse import Pulse
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EventPusherState
 from domain.messages.node_manager import FtPacing
@@ -38,6 +39,7 @@ class Api:
     instances: Instances
     config: FaultToleranceConfig
     figures: Figures
+    pulse: Pulse = field(default_factory=Pulse)
     registering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_UPDATES_AT_ONCE))
     """A workflow takes ten updates at a time; when all Pods of a cluster register at once, the others wait here."""
 

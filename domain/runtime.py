@@ -98,6 +98,7 @@ class RuntimeRecord(Strict):
     """One instance in `GET /controller/fault_tolerance/status` (contracts §5; RFC §7).
 
     `stage_times`: seconds per stage of the last round. `engine_statuses`: the newest entry per rank ("0", "1", …).
+    `held`: why a person switched the automation off. `hardware_faults`: those that stand, in words.
     """
 
     instance_id: InstanceId
@@ -120,9 +121,12 @@ class RuntimeRecord(Strict):
     waiting: Waiting | None = None
     pending_finalize: tuple[str, ...] = ()
     absent_node_managers: tuple[str, ...] = ()
+    lost_node_managers: tuple[str, ...] = ()
     stage_times: dict[str, float] = Field(default_factory=dict)
     budget: Budget | None = None
     rejected_signals: tuple[RejectedSignal, ...] = ()
+    held: str | None = None
+    hardware_faults: tuple[str, ...] = ()
 
 
 def can_serve(phase: FtPhase, serving_published: bool) -> bool:

@@ -15,6 +15,7 @@ from domain.messages.node_manager import (
     EngineRestartAction,
     EngineRestartReply,
     EngineRestartRequest,
+    LivenessReply,
     NodeManagerReason,
     PodStatusReply,
     StartReply,
@@ -77,9 +78,12 @@ def _add_state_routes(app: FastAPI, node: NodeManager) -> None:
         return PodStatusReply(status=node.pod_status(relaxed=relaxed))
 
     @app.get("/liveness")
-    async def liveness() -> dict[str, str]:
-        """That this process answers; engines are no part of it."""
-        return {"status": "alive", "incarnation": node.incarnation}
+    async def liveness() -> LivenessReply:
+        """That this process answers, and for which instance; engines are no part of it."""
+        start = node.engines.start
+        return LivenessReply(
+            status="alive", incarnation=node.incarnation, instance_id=start.instance_id if start is not None else None
+        )
 
     @app.get("/readiness")
     async def readiness() -> Response:

@@ -209,6 +209,14 @@ class EngineRestartReply(Tolerant):
     incarnation: str
 
 
+class LivenessReply(Tolerant):
+    """GET /liveness. `instance_id`: of the start command that holds, None without one (ours)."""
+
+    status: str
+    incarnation: str = ""
+    instance_id: InstanceId | None = None
+
+
 class PodStatusReply(Tolerant):
     """GET /node-manager/status: all engines ready and healthy; relaxed: all engine processes there, or a guard is live."""
 

@@ -1,0 +1,93 @@
+"""Asks the Pods whose heartbeats stay away, and tells the FaultManager what comes of it (see `pulse`)."""
+
+import asyncio
+import logging
+from typing import Final
+
+import httpx
+from pydantic import ValidationError
+
+from api.gateway import WorkflowUnknown, stamp
+from api.pulse import is_lost
+from api.state import Api
+from domain.messages.node_manager import LivenessReply
+from domain.messages.strategy import (
+    FAULT_MANAGER_WORKFLOW,
+    NODE_MANAGER_BACK_SIGNAL,
+    NODE_MANAGER_LOST_SIGNAL,
+    NodeManagerWord,
+    fault_manager_id,
+)
+from domain.runtime import RuntimeRecord
+from domain.topology import NodeManagerAddress, Topology
+from service.http import HttpError
+
+log = logging.getLogger(__name__)
+
+_ASK_LIMIT_SEC: Final = 2.0
+_ASKED_AT_ONCE: Final = 16
+_LONGEST_TURN_SEC: Final = 1.0
+
+
+class PulseWatch:
+    """Looks for Pods whose heartbeats stay away, until cancelled."""
+
+    def __init__(self, api: Api, http: httpx.AsyncClient) -> None:
+        self._api = api
+        self._http = http
+        self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def run(self) -> None:
+        timeout_sec = self._api.config.heartbeat_timeout_sec
+        while True:
+            await asyncio.sleep(min(_LONGEST_TURN_SEC, timeout_sec / 4))
+            try:
+                await self._turn(timeout_sec)
+            except HttpError as error:
+                log.debug("nobody can be asked for instances now", extra={"why": error.message})
+
+    async def _turn(self, timeout_sec: float) -> None:
+        topologies = [one.topology for one in (await self._api.instances.view()).instances]
+        self._api.pulse.keep_only(topology.instance_id for topology in topologies)
+        overdue = [(t, manager) for t in topologies for manager in self._api.pulse.overdue(t, timeout_sec)]
+        await asyncio.gather(*(self._judge(topology, manager) for topology, manager in overdue))
+
+    async def _judge(self, topology: Topology, manager: NodeManagerAddress) -> None:
+        try:
+            async with self._asking:
+                answer = await self._ask(manager)
+            record = await self._api.instances.record(topology.instance_id, fresh=False)
+            lost = is_lost(answer, topology.instance_id, record.phase)
+            await tell(self._api, topology, manager, record, lost=lost)
+        except (HttpError, WorkflowUnknown) as error:
+            log.debug("a silent Pod is judged later", extra={"node_manager": str(manager), "why": str(error)})
+        else:
+            if not lost:
+                self._api.pulse.heard(topology.instance_id, manager)
+
+    async def _ask(self, manager: NodeManagerAddress) -> LivenessReply | None:
+        try:
+            async with asyncio.timeout(_ASK_LIMIT_SEC):
+                reply = await self._http.get(f"{manager.url}/liveness")
+            reply.raise_for_status()
+            return LivenessReply.model_validate_json(reply.content)
+        except (httpx.HTTPError, TimeoutError, ValidationError):
+            return None
+
+
+async def tell(api: Api, topology: Topology, manager: NodeManagerAddress, record: RuntimeRecord, *, lost: bool) -> None:
+    """Tells the FaultManager, if it holds the opposite. Raises HttpError 503."""
+    if lost == (str(manager) in record.lost_node_managers):
+        return
+    log.warning(
+        "NodeManager is lost" if lost else "NodeManager is back",
+        extra={"instance": topology.instance_id, "node_manager": str(manager)},
+    )
+    await api.gateway.signal_with_start(
+        FAULT_MANAGER_WORKFLOW,
+        fault_manager_id(topology.instance_id),
+        api.fault_manager_start(topology),
+        NODE_MANAGER_LOST_SIGNAL if lost else NODE_MANAGER_BACK_SIGNAL,
+        NodeManagerWord(node_manager=manager, received_at=stamp()),
+    )
+    api.instances.forget_record(topology.instance_id)
