@@ -6,6 +6,7 @@
     autotomy drill all [--out DIR]                         run all, one after the other
     autotomy drill restart --list                          the cells of the restart table
     autotomy drill restart --kill worker --at commit-point
+    autotomy drill supervisor-table [--factor 10] [--runs 2] [--full]
 
 Exit codes: 0 passed, 1 failed, 2 could not run. With --json the last line on stdout is the result; what goes on is on
 stderr.
@@ -28,6 +29,10 @@ from drills.registry import all_drills, find
 from drills.repetition import where_the_time_goes
 from drills.restart import PLACES, PROCESS, Point, Victim, cells, find_cell, restart_drill
 from drills.run import DrillOptions, run_drill
+from drills.supervisor_table.experiment import Clock
+from drills.supervisor_table.report import NAME as TABLE
+from drills.supervisor_table.report import SUMMARY as TABLE_SUMMARY
+from drills.supervisor_table.table import DEFAULT_RUNS, TableOptions, run_table
 
 RESTART: Final = "restart"
 ALL: Final = "all"
@@ -45,8 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given.name is None:
             parser.error("which drill? `--list` shows them")
+        if given.name == TABLE:
+            return asyncio.run(_run_table(given, given.out))
         chosen = _chosen(given)
-        return asyncio.run(_run_all(chosen, given.out, times=given.times, as_json=given.json))
+        worst = asyncio.run(_run_all(chosen, given.out, times=given.times, as_json=given.json))
+        if given.name == ALL:
+            worst = max(worst, asyncio.run(_run_table(given, given.out / TABLE if given.out is not None else None)))
+        return worst
     except AutotomyError as error:
         print(f"drill: {error}", file=sys.stderr)
         return _COULD_NOT_RUN
@@ -68,7 +78,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the result as the last line of stdout")
     parser.add_argument("--kill", metavar="WHAT", help=f"restart: {', '.join(Victim)}")
     parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}")
+    table = parser.add_argument_group(TABLE)
+    table.add_argument("--factor", type=_factor, default=Clock().factor, help="divide its times by this (%(default)s)")
+    table.add_argument("--full", action="store_true", help="do not divide them: 300 s a run")
+    table.add_argument("--runs", type=_positive, default=DEFAULT_RUNS, metavar="N", help="runs of each column (%(default)s)")
     return parser
+
+
+def _factor(text: str) -> float:
+    try:
+        return Clock(factor=float(text)).factor
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number within 1..60") from None
 
 
 def _positive(text: str) -> int:
@@ -104,6 +125,16 @@ def _sum_up(drill: Drill, reports: Sequence[DrillReport], stream: TextIO) -> Non
     print(f"{drill.name}: {passed} of {len(reports)} passed\n\n{where_the_time_goes(reports)}\n", file=stream, flush=True)
 
 
+async def _run_table(given: argparse.Namespace, out: Path | None) -> int:
+    stream = sys.stderr if given.json else sys.stdout
+    options = TableOptions(clock=Clock(factor=1.0 if given.full else given.factor), runs=given.runs, out=out)
+    with _cancelled_by_signals():
+        report = await run_table(options, lambda text: print(text, file=stream, flush=True))
+    if given.json:
+        print(report.last_line(), flush=True)
+    return report.exit_code
+
+
 async def _run_one(drill: Drill, out: Path | None, *, as_json: bool) -> DrillReport:
     console = Console(sys.stderr if as_json else sys.stdout)
     console.begin(drill)
@@ -130,11 +161,16 @@ def _cancelled_by_signals() -> Iterator[None]:
 
 def _drill_list() -> str:
     drills = all_drills()
-    width = max(map(len, [*drills, RESTART]))
+    width = max(map(len, [*drills, RESTART, TABLE]))
     lines = [f"{name:<{width}}  {drill.summary}" for name, drill in drills.items()]
     told = "A process is killed in the middle of a round (--kill WHAT --at POINT): it goes on in place. `restart --list`"
     return "\n".join(
-        [*lines, f"{RESTART:<{width}}  {told}", f"{ALL:<{width}}  All of the above but {RESTART}, one after the other."]
+        [
+            *lines,
+            f"{TABLE:<{width}}  {TABLE_SUMMARY}",
+            f"{RESTART:<{width}}  {told}",
+            f"{ALL:<{width}}  All of the above but {RESTART}, one after the other.",
+        ]
     )
 
 

@@ -45,6 +45,7 @@ class EngineLine(Tolerant):
     ft_error: str | None = None
     missing: tuple[int, ...] = ()
     port: int | None = None
+    worker_pid: int | None = None
     reason: str | None = None
     code: int | None = None
 
