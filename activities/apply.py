@@ -12,7 +12,6 @@ import httpx
 from activities.attempt import Attempt, concurrently
 from activities.node_manager_client import NodeManagerClient
 from activities.peer import PeerRefused, PeerSilent, refusal
-from domain.engine import Instruction
 from domain.errors import AutotomyError, ProtocolError
 from domain.messages.node_manager import ApplyParams, ApplyReply, ApplyRequest, EngineApplied, GuardRequest, NodeManagerReason
 from domain.messages.round import ApplyCall, ApplyResult, PeerRefusal
@@ -88,7 +87,7 @@ async def _apply_under_guard(client: NodeManagerClient, call: ApplyCall, group: 
 def _request(call: ApplyCall, group: Question) -> ApplyRequest:
     return ApplyRequest(
         endpoint_ids=group.ranks,
-        instruction=Instruction.SCALE_DOWN,
+        instruction=call.instruction,
         params=ApplyParams(removed_dp_ranks=call.removed_dp_ranks, dp_master_ip=call.master_ip, dp_master_rank=call.master_rank),
         request_id=call.request_id,
         generation=call.generation,

@@ -22,7 +22,7 @@ from domain.messages.node_manager import GuardRequest, NodeManagerReason
 from domain.messages.round import LookCall, LookResult, PeerRefusal
 from domain.model import Strict
 from domain.topology import NodeManagerAddress
-from domain.watch import ApplyReadyWatch, LookVerdict, Observation, RecoveredWatch
+from domain.watch import LookVerdict, Observation, Watch
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _LOST: Final = frozenset({NodeManagerReason.GUARD_HELD, NodeManagerReason.OLD_GE
 class LookMemory(Strict):
     """Where a look stands. Times are `Attempt.now()` seconds, the same in every attempt."""
 
-    watch: ApplyReadyWatch | RecoveredWatch
+    watch: Watch
     observation: Observation = Observation(verdict=LookVerdict.WAIT, detail="no look was finished")
     sweeps: Annotated[int, Field(ge=0)] = 0
     began_at: float

@@ -34,7 +34,7 @@ from domain.messages.round import (
 )
 from domain.messages.strategy import FreshLookCall, FreshLookResult, PaceCall
 from domain.topology import NodeManagerAddress
-from domain.watch import ApplyReadyWatch, Question
+from domain.watch import Question, RecoveredWatch
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class NodeManagerActivities:
     @activity.defn
     async def look(self, call: LookCall) -> LookResult:
         """Steps 5 and 8: look at engines until the watch ends. Cancelled, it returns what it saw last."""
-        effect = "look_apply_ready" if isinstance(call.watch, ApplyReadyWatch) else "look_recovered"
+        effect = "look_recovered" if isinstance(call.watch, RecoveredWatch) else "look_apply_ready"
         async with attempt(effect) as run:
             return await Look(self._http, call, run).until_ended()
 

@@ -147,11 +147,13 @@ class Recovery(StrEnum):
     FAILED = "failed"  # said so, died, or left the group
 
 
-def recovery(entry: EngineEntry, request_id: str) -> Recovery:
+def recovery(entry: EngineEntry, request_id: str, *, before: EngineEntry | None = None) -> Recovery:
     """What one survivor's entry means after its 202 (RFC §5, step 7; design §4, step 8).
 
     `ft_error` proves a failure only together with our request id and `unhealthy`: on a healthy entry it may be a late
-    duplicate that was refused.
+    duplicate that was refused. After a `retry`, `before` is the entry that stood there when it was sent: in the legacy
+    dialect the server makes the request id, and a former retry's error still stands, so ours is any error but that one
+    (contracts §1). Nobody else commands an engine that we guard.
     """
     match entry.status, entry.ft_state:
         case ((EngineStatus.DEAD | EngineStatus.RETIRED), _):
@@ -160,10 +162,17 @@ def recovery(entry: EngineEntry, request_id: str) -> Recovery:
             return Recovery.FAILED
         case EngineStatus.HEALTHY, None:
             return Recovery.DONE
-        case EngineStatus.UNHEALTHY, None if entry.ft_error and entry.last_ft_request_id in (request_id, None):
+        case EngineStatus.UNHEALTHY, None if entry.ft_error and _is_ours(entry, request_id, before):
             return Recovery.FAILED
         case _:
             return Recovery.WAIT
+
+
+def _is_ours(entry: EngineEntry, request_id: str, before: EngineEntry | None) -> bool:
+    """Whether the entry's `ft_error` is that of our command."""
+    if before is None:
+        return entry.last_ft_request_id in (request_id, None)
+    return (entry.last_ft_request_id, entry.ft_error) != (before.last_ft_request_id, before.ft_error)
 
 
 class FtCapability(Strict):

@@ -1,20 +1,55 @@
-"""What one round has learnt and done so far: written by the steps of `domain.round`, read by its report.
+"""What one transaction has learnt and done so far: written by its steps, read by its report.
 
 The ledger holds no rule of its own but the arithmetic of the sets: survivors, this round's removals, and the cumulative
-`removed_dp_ranks` = committed before ∪ this round's (I2).
+`removed_dp_ranks` = committed before ∪ this round's (I2). A fast recovery removes nobody: its survivors are the active
+ranks, all of them.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
 
+from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
 from domain.messages.round import Lease, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.runtime import FtPhase, GateRecord
-from domain.topology import NodeManagerAddress
-from domain.watch import ApplyReadyWatch, Confirmation, Question, Removal
+from domain.topology import NodeManagerAddress, Topology
+from domain.watch import ApplyReadyWatch, Confirmation, Question, ReadyWatch, RecoveredWatch, Removal, Watch
+
+
+class TransactionOrder(Protocol):
+    """What every transaction is ordered with: `RoundOrder`, `FastRecoveryOrder`."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def instance_id(self) -> int: ...
+
+    @property
+    def dead_committed(self) -> tuple[int, ...]: ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def config(self) -> FaultToleranceConfig: ...
+
+    @property
+    def view_revision(self) -> int: ...
+
+    @property
+    def first_unhealthy_at(self) -> dict[int, float]: ...
+
+
+O_co = TypeVar("O_co", bound=TransactionOrder, covariant=True)
 
 
 class LedgerPorts(Protocol):
-    """The part of `RoundPorts` that needs no await."""
+    """The part of a transaction's ports that needs no await."""
 
     def now(self) -> float: ...
 
@@ -23,8 +58,8 @@ class LedgerPorts(Protocol):
     def progress(self, report: StepReport) -> None: ...
 
 
-class RoundStopped(Exception):
-    """The round ends before its commit point. `outcome` says how, `reason` and `detail` why."""
+class TransactionStopped(Exception):
+    """The transaction ends before its commit point. `outcome` says how, `reason` and `detail` why."""
 
     def __init__(self, reason: RoundReason, detail: str = "", outcome: RoundOutcome = RoundOutcome.FAILED) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -33,15 +68,16 @@ class RoundStopped(Exception):
         self.outcome = outcome
 
 
-class RoundLedger:
-    """What a round has learnt and done so far: one place, written by its steps, read by its report."""
+class TransactionLedger(ABC, Generic[O_co]):
+    """One place for what a transaction knows. `watch`: the wait before the instruction, as it stands now."""
 
-    def __init__(self, order: RoundOrder, ports: LedgerPorts) -> None:
+    watch: ReadyWatch
+
+    def __init__(self, order: O_co, ports: LedgerPorts) -> None:
         self.order = order
         self.config = order.config.dp_scale_down_config
         self.topology = order.topology
         self.gate: GateRecord | None = None
-        self.watch = _first_watch(order)
         self.absent: set[NodeManagerAddress] = set()
         self.unreachable: set[NodeManagerAddress] = set()
         self.guard_attempted: tuple[NodeManagerAddress, ...] = ()
@@ -59,17 +95,29 @@ class RoundLedger:
         self._stage_began = ports.now()
 
     @property
+    def survivor_groups(self) -> tuple[Question, ...]:
+        """The ranks that go on, by NodeManager."""
+        return self.watch.survivors
+
+    @property
+    @abstractmethod
+    def leaving(self) -> tuple[int, ...]:
+        """The ranks that this transaction removes."""
+
+    @property
     def survivors(self) -> tuple[int, ...]:
         return self.watch.survivor_ranks
 
     @property
     def removed(self) -> tuple[int, ...]:
         """The cumulative set: committed before ∪ this round's, sorted (I2)."""
-        return tuple(sorted({*self.order.dead_committed, *self.watch.removed_ranks}))
+        return tuple(sorted({*self.order.dead_committed, *self.leaving}))
 
-    @property
-    def survivor_groups(self) -> tuple[Question, ...]:
-        return self.watch.survivors
+    def note(self, watch: Watch) -> None:
+        """What a look has seen."""
+        self.looked.update(watch.entries)
+        if not isinstance(watch, RecoveredWatch):
+            self.watch = watch
 
     def participants(self) -> tuple[tuple[NodeManagerAddress, ...], tuple[NodeManagerAddress, ...]]:
         """Who is guarded: NodeManagers with something left to lose, and those of dead-only Pods, which may be absent.
@@ -80,19 +128,13 @@ class RoundLedger:
         behind: dict[NodeManagerAddress, set[int]] = {manager: set() for manager in self.topology.managers}
         for endpoint in self.topology.endpoints:
             behind[self.topology.manager_of(endpoint)].add(endpoint.id)
-        gone, going = set(self.removed), set(self.watch.removed_ranks)
+        gone, going = set(self.removed), set(self.leaving)
         must = tuple(manager for manager, ranks in behind.items() if ranks - gone)
         dead_only = tuple(manager for manager, ranks in behind.items() if not ranks - gone and ranks & going)
         return must, dead_only
 
-    def note(self, watch: ApplyReadyWatch) -> None:
-        """The wait for apply-ready as it stands now. A Pod in which nobody answers any more is absent from here on."""
-        self.watch = watch
-        self.absent |= {removal.manager for removal in watch.removing if removal.confirmed is Confirmation.ABSENT}
-
     def retired_groups(self) -> tuple[Question, ...]:
-        groups = self.topology.by_manager(self.watch.removed_ranks)
-        return tuple(Question(manager=manager, ranks=ranks) for manager, ranks in groups.items())
+        return groups(self.topology, self.leaving)
 
     def lease(self) -> Lease:
         present = tuple(manager for manager in self.guard_attempted if manager not in self.absent)
@@ -117,12 +159,31 @@ class RoundLedger:
         )
 
     def check_stop(self) -> None:
-        """Ends the round if somebody wants it to. Called before each step, never at or after the commit point."""
+        """Ends the transaction if somebody wants it to. Called before each step, never at or after the commit point."""
         if self._ports.stop_requested():
-            raise RoundStopped(RoundReason.CANCELLED, "stopped before the commit point", RoundOutcome.CANCELLED)
+            raise TransactionStopped(RoundReason.CANCELLED, "stopped before the commit point", RoundOutcome.CANCELLED)
 
     def deadline(self, seconds: float) -> float:
         return self._ports.now() + seconds
+
+
+class RoundLedger(TransactionLedger[RoundOrder]):
+    """A scale-down round's."""
+
+    watch: ApplyReadyWatch
+
+    def __init__(self, order: RoundOrder, ports: LedgerPorts) -> None:
+        super().__init__(order, ports)
+        self.watch = _first_watch(order)
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        return self.watch.removed_ranks
+
+    def note(self, watch: Watch) -> None:
+        """A Pod in which nobody answers any more is absent from here on."""
+        super().note(watch)
+        self.absent |= {removal.manager for removal in self.watch.removing if removal.confirmed is Confirmation.ABSENT}
 
     def already_committed(self) -> RoundReport:
         """Step 1: a round for ranks that are removed already succeeds only where the group runs without them."""
@@ -155,13 +216,18 @@ class RoundLedger:
         )
 
 
+def groups(topology: Topology, ranks: Iterable[int]) -> tuple[Question, ...]:
+    """These ranks by the NodeManager that is asked about them."""
+    return tuple(Question(manager=manager, ranks=own) for manager, own in topology.by_manager(ranks).items())
+
+
 def _first_watch(order: RoundOrder) -> ApplyReadyWatch:
     active = set(order.topology.ranks) - set(order.dead_committed)
     candidates = set(order.pending_ranks) - set(order.dead_committed)
     survivors = order.topology.by_manager(active - candidates)
     known = candidates & set(order.topology.ranks)
     return ApplyReadyWatch(
-        survivors=tuple(Question(manager=manager, ranks=ranks) for manager, ranks in survivors.items()),
+        survivors=groups(order.topology, active - candidates),
         removing=tuple(
             Removal(
                 rank=rank,

@@ -22,7 +22,7 @@ class LookVerdict(StrEnum):
     WAIT = "wait"  # nothing is wrong, but it is not done either
     DONE = "done"  # all apply-ready and confirmed; or all recovered
     FAILED = "failed"  # the round cannot succeed any more
-    ABANDONED = "abandoned"  # a rank that was reported dead lives: the evidence was false, nothing is removed
+    ABANDONED = "abandoned"  # the evidence was false (a rank that was reported dead lives): nothing is to be done
 
 
 class LookReason(StrEnum):
@@ -34,7 +34,8 @@ class LookReason(StrEnum):
     SURVIVOR_DIED = "SURVIVOR_DIED"  # a survivor died after apply
     SURVIVOR_RETIRED = "SURVIVOR_RETIRED"  # a NodeManager has retired a rank that we count on
     NO_SURVIVOR = "NO_SURVIVOR"  # all of them died
-    FALSE_ALARM = "FALSE_ALARM"  # the rank that was reported dead answers
+    FALSE_ALARM = "FALSE_ALARM"  # the rank that was reported dead answers; or nobody is unhealthy any more
+    RANK_DIED = "RANK_DIED"  # a fast recovery was to begin, and a rank is dead
 
 
 class Confirmation(StrEnum):
@@ -190,16 +191,58 @@ class ApplyReadyWatch(Strict):
         return self.model_copy(update={"survivors": tuple(q for q in kept if q.ranks), "removing": removing})
 
 
+class RetryReadyWatch(Strict):
+    """The wait before a fast recovery: every active rank `unhealthy`, none dead (design §3, rule 6)."""
+
+    survivors: tuple[Question, ...]
+    entries: dict[int, RankEntry] = Field(default_factory=dict)
+
+    @property
+    def survivor_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for question in self.survivors for rank in question.ranks))
+
+    def questions(self) -> tuple[Question, ...]:
+        return self.survivors
+
+    def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[RetryReadyWatch, Observation]":
+        """One sweep's answers. `now` does not matter here; the signature is the same for all waits."""
+        fault = _identity_fault(sweep, self.survivor_ranks)
+        if fault is not None:
+            return self, fault
+        seen = {entry.id: entry for sight in sweep for entry in sight.entries}
+        watch = self.model_copy(update={"entries": {**self.entries, **seen}})
+        readiness = {rank: apply_readiness(seen[rank]) for rank in self.survivor_ranks if rank in seen}
+        died = [rank for rank, value in readiness.items() if value is ApplyReadiness.DEAD]
+        if died:
+            detail = f"not all are merely unhealthy: {_describe_all(died, {}, seen)}"
+            return watch, Observation(verdict=LookVerdict.ABANDONED, reason=LookReason.RANK_DIED, detail=detail)
+        refused = [rank for rank, value in readiness.items() if value is ApplyReadiness.REFUSED]
+        if refused:
+            return watch, _refused(refused, seen)
+        if all(rank in seen and seen[rank].status == EngineStatus.HEALTHY for rank in self.survivor_ranks):
+            return watch, Observation(
+                verdict=LookVerdict.ABANDONED, reason=LookReason.FALSE_ALARM, detail="every active rank is healthy"
+            )
+        waiting = [rank for rank in self.survivor_ranks if readiness.get(rank) is not ApplyReadiness.READY]
+        if waiting:
+            told = {rank: sight for sight in sweep for rank in sight.question.ranks}
+            detail = f"not yet ready for a retry: {_describe_all(waiting, told, seen)}"
+            return watch, Observation(verdict=LookVerdict.WAIT, detail=detail)
+        return watch, Observation(verdict=LookVerdict.DONE)
+
+
 class RecoveredWatch(Strict):
     """The wait for recovery after apply: every survivor `healthy` with nothing pending.
 
     `incarnations` are the engines that were apply-ready. Another process in a survivor's place says `healthy` as well, but
-    it cannot have joined the group: it means that the survivor died.
+    it cannot have joined the group: it means that the survivor died. `before`: the entries that stood there when a `retry`
+    was sent; engines of the legacy dialect make request ids of their own, so an error is told to be ours by being new.
     """
 
     survivors: tuple[Question, ...]
     request_id: str
     incarnations: dict[int, str | None] = Field(default_factory=dict)
+    before: dict[int, RankEntry] = Field(default_factory=dict)
     entries: dict[int, RankEntry] = Field(default_factory=dict)
 
     @property
@@ -210,13 +253,17 @@ class RecoveredWatch(Strict):
         return self.survivors
 
     def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[RecoveredWatch, Observation]":
-        """One sweep's answers. `now` does not matter here; the signature is the same for both waits."""
+        """One sweep's answers. `now` does not matter here; the signature is the same for all waits."""
         fault = _identity_fault(sweep, self.survivor_ranks)
         if fault is not None:
             return self, fault
         seen = {entry.id: entry for sight in sweep for entry in sight.entries}
         watch = self.model_copy(update={"entries": {**self.entries, **seen}})
-        states = {rank: recovery(seen[rank], self.request_id) for rank in self.survivor_ranks if rank in seen}
+        states = {
+            rank: recovery(seen[rank], self.request_id, before=self.before.get(rank))
+            for rank in self.survivor_ranks
+            if rank in seen
+        }
         failed = sorted(rank for rank, state in states.items() if state is Recovery.FAILED)
         if failed:
             return watch, _refused(failed, seen)
@@ -225,7 +272,7 @@ class RecoveredWatch(Strict):
             return watch, Observation(
                 verdict=LookVerdict.FAILED,
                 reason=LookReason.SURVIVOR_DIED,
-                detail=f"other processes than those that were told to shrink answer for ranks {replaced}",
+                detail=f"other processes than those that took the instruction answer for ranks {replaced}",
             )
         waiting = [rank for rank in self.survivor_ranks if states.get(rank) is not Recovery.DONE]
         if waiting:
@@ -233,6 +280,12 @@ class RecoveredWatch(Strict):
             detail = f"survivors not yet recovered: {_describe_all(waiting, told, seen)}"
             return watch, Observation(verdict=LookVerdict.WAIT, detail=detail)
         return watch, Observation(verdict=LookVerdict.DONE)
+
+
+ReadyWatch = ApplyReadyWatch | RetryReadyWatch
+"""What is waited for before an instruction is sent."""
+
+Watch = ReadyWatch | RecoveredWatch
 
 
 def _identity_fault(sweep: tuple[Sight, ...], survivors: tuple[int, ...]) -> Observation | None:

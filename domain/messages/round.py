@@ -12,11 +12,11 @@ from enum import StrEnum
 from pydantic import Field
 
 from domain.config import FaultToleranceConfig
-from domain.engine import RankEntry
+from domain.engine import Instruction, RankEntry
 from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Strict
 from domain.runtime import FtPhase, GateRecord
 from domain.topology import NodeManagerAddress, Topology
-from domain.watch import ApplyReadyWatch, Observation, Question, RecoveredWatch
+from domain.watch import Observation, Question, Watch
 
 
 class RoundOrder(Strict):
@@ -88,7 +88,7 @@ class LookCall(Strict):
     instance_id: InstanceId
     request_id: RequestId
     generation: Generation
-    watch: ApplyReadyWatch | RecoveredWatch
+    watch: Watch
     once: bool = False
     poll_interval_sec: float
     request_timeout_sec: float
@@ -99,7 +99,7 @@ class LookCall(Strict):
 class LookResult(Strict):
     """The last observation and the watch as it stood then. `lost_guard`: a renewal was refused; the Pod is someone else's."""
 
-    watch: ApplyReadyWatch | RecoveredWatch
+    watch: Watch
     observation: Observation
     sweeps: int
     lost_guard: PeerRefusal | None = None
@@ -127,14 +127,18 @@ class ViewResult(Strict):
 
 
 class ApplyCall(Strict):
-    """Send one instruction to every NodeManager with survivors, concurrently; the same request until `deadline_at`."""
+    """Send one instruction to every NodeManager with survivors, concurrently; the same request until `deadline_at`.
+
+    `removed_dp_ranks` and the master belong to a scale_down; a retry has none of them.
+    """
 
     request_id: RequestId
     generation: Generation
+    instruction: Instruction = Instruction.SCALE_DOWN
     groups: tuple[Question, ...]
-    removed_dp_ranks: tuple[Rank, ...]
-    master_ip: str
-    master_rank: Rank
+    removed_dp_ranks: tuple[Rank, ...] = ()
+    master_ip: str | None = None
+    master_rank: Rank | None = None
     apply_margin_sec: float
     lease_sec: float
     request_timeout_sec: float
@@ -239,6 +243,7 @@ class RoundReason(StrEnum):
     NOT_READY_IN_TIME = "NOT_READY_IN_TIME"
     ENGINES_TIME_OVER = "ENGINES_TIME_OVER"
     FALSE_ALARM = "FALSE_ALARM"
+    RELAPSED = "RELAPSED"  # healthy after the retry, and not any more at the second look
     RANK_DIED = "RANK_DIED"  # a fast recovery: none was dead when it was ordered, one is now
     ENGINE_PROTOCOL = "ENGINE_PROTOCOL"
     ENGINE_MISSING = "ENGINE_MISSING"
