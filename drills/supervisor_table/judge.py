@@ -6,7 +6,7 @@ exits and not after it, and that no request fails once the survivors serve, hold
 
 from collections.abc import Callable, Iterable, Sequence
 
-from drills.outcome import Check
+from drills.outcome import Check, RequestCount
 from drills.supervisor_table.experiment import SURVIVORS, Column, SupervisorRules
 from drills.supervisor_table.run import RunReport
 
@@ -27,8 +27,8 @@ def _of_column(column: Column, runs: Sequence[RunReport]) -> Iterable[Check]:
     yield _each(f"{column}: commands", runs, _applies(column), "each survivor one" if column.scale_down else "none")
     if column.scale_down and ours:
         yield _each(f"{column}: serves on 3 ranks at +125 s", runs, _serves, "a completion from each survivor, health 200")
-        yield _requests(f"{column}: no request fails after the recovery", runs, lambda run: run.requests_after_recovery.failed)
-        yield _requests(f"{column}: no request fails after +120 s", runs, lambda run: run.requests_after_120.failed)
+        yield _requests(f"{column}: no request fails after the recovery", runs, lambda run: run.requests_after_recovery)
+        yield _requests(f"{column}: no request fails after +120 s", runs, lambda run: run.requests_after_120)
     if column.scale_down and not ours:
         yield _each(f"{column}: killed when the victim's server exits", runs, _killed, "though the survivors had recovered")
     if not column.scale_down and ours:
@@ -42,10 +42,10 @@ def _each(name: str, runs: Sequence[RunReport], faults_of: _Fault, fine: str) ->
     return Check.of(name, len(runs), faults, fine)
 
 
-def _requests(name: str, runs: Sequence[RunReport], failed: Callable[[RunReport], int]) -> Check:
-    faults = [f"run {run.number}: {failed(run)} failed" for run in runs if failed(run)]
-    seen = sum(run.requests_after_120.ok + run.requests_after_120.failed for run in runs)
-    return Check.of(name, seen, faults, f"in {len(runs)} runs")
+def _requests(name: str, runs: Sequence[RunReport], counted: Callable[[RunReport], RequestCount]) -> Check:
+    counts = [(run, counted(run)) for run in runs]
+    faults = [f"run {run.number}: {count.failed} failed" for run, count in counts if count.failed]
+    return Check.of(name, sum(count.ok + count.failed for _, count in counts), faults, f"in {len(runs)} runs")
 
 
 def _told(runs: Sequence[RunReport]) -> str:

@@ -1,0 +1,125 @@
+"""The published experiment: its judgement with planted faults, and the real thing with time divided."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drills.outcome import Check, RequestCount
+from drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, SupervisorRules
+from drills.supervisor_table.judge import judge
+from drills.supervisor_table.report import ColumnFigures, TableFigures, TableReport, table_text
+from drills.supervisor_table.run import RunReport
+from drills.supervisor_table.table import TableOptions, run_table
+
+SHRUNK = {"0": 1, "2": 1, "3": 1}
+BUNDLE = {"report.json", "report.md", "timeline.svg", "timeline.jsonl", "applies.jsonl", "views.jsonl", "requests.jsonl"}
+
+
+def a_run(column: str, **changes: Any) -> RunReport:
+    """One that is as published; `changes` plant a fault."""
+    told = not column.endswith("no-scale-down")
+    fine = {
+        "column": column,
+        "number": 1,
+        "detected_at": 30.0,
+        "victim_exited_at": 121.0,
+        "not_ready_at": 122.0 if column.startswith("stock") else 34.0,
+        "recovered_at": 36.0 if told else None,
+        "applies_per_engine": SHRUNK if told else {},
+        "requests_after_120": RequestCount(ok=100),
+        "requests_after_recovery": RequestCount(ok=200),
+    }
+    if column.startswith("stock"):
+        fine |= {"state_at_125": "killed", "stop_reason": "SERVER_EXITED", "exit_code": 1, "stopped_at": 122.0}
+    elif told:
+        fine |= {"state_at_125": "serving on 3 ranks", "serving_ranks_at_125": (0, 2, 3)}
+    return RunReport.model_validate({**fine, **changes})
+
+
+def red(runs: list[RunReport]) -> list[str]:
+    return [check.name for check in judge(COLUMNS, runs) if not check.ok]
+
+
+def test_runs_as_published_pass() -> None:
+    assert red([a_run(column.name) for column in COLUMNS]) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "changes", "name"),
+    [
+        ("stock-scale-down", {"state_at_125": "serving on 3 ranks"}, "killed when the victim's server exits"),
+        ("stock-scale-down", {"recovered_at": None}, "killed when the victim's server exits"),
+        ("ours-scale-down", {"serving_ranks_at_125": (0, 2)}, "serves on 3 ranks at +125 s"),
+        ("ours-scale-down", {"stop_reason": "NO_RANK_SERVES"}, "serves on 3 ranks at +125 s"),
+        ("ours-scale-down", {"requests_after_recovery": RequestCount(ok=9, failed=1)}, "no request fails after the recovery"),
+        ("ours-scale-down", {"requests_after_120": RequestCount(ok=9, failed=1)}, "no request fails after +120 s"),
+        ("ours-scale-down", {"requests_after_120": RequestCount()}, "no request fails after +120 s"),
+        ("ours-scale-down", {"applies_per_engine": {**SHRUNK, "0": 2}}, "commands"),
+        ("ours-no-scale-down", {"not_ready_at": 122.0}, "NotReady once the group has halted"),
+        ("ours-no-scale-down", {"not_ready_at": None}, "NotReady once the group has halted"),
+        ("ours-no-scale-down", {"stopped_at": 50.0}, "NotReady once the group has halted"),
+        ("stock-no-scale-down", {"not_ready_at": 34.0}, "NotReady only when the victim's server exits"),
+        ("ours-no-scale-down", {"left_behind": ("rank 3",)}, "nothing left behind"),
+    ],
+)
+def test_planted_fault_turns_its_check_red(column: str, changes: dict[str, Any], name: str) -> None:
+    runs = [a_run(other.name, **(changes if other.name == column else {})) for other in COLUMNS]
+    assert red(runs)
+    assert all(found.endswith(name) for found in red(runs)), red(runs)
+
+
+def test_column_without_a_run_that_came_to_its_end_is_red() -> None:
+    runs = [a_run(column.name) for column in COLUMNS[1:]]
+    runs.append(a_run(COLUMNS[0].name, failure="not ready in time"))
+    assert "runs came to their end" in red(runs)
+    assert any(name.endswith("killed when the victim's server exits") for name in red(runs))
+
+
+def test_table_stands_beside_the_published_figures() -> None:
+    columns = {c.name: ColumnFigures(published=PUBLISHED[c.name], runs=(a_run(c.name),)) for c in COLUMNS}
+    text = table_text(TableFigures(factor=10, columns=columns, orphans=0, non_default_timers={}))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[2][1:5] == [
+        "killed (found 1 exited DP Servers), 2/2 runs",
+        "killed (SERVER_EXITED)",
+        "serving on 3 ranks, 3/3 runs",
+        "serving on 3 ranks",
+    ]
+    assert rows[4][5:9] == ["+132s", "+122 s", "+34s, +38s, +35s", "+34 s"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_divided_times_are_named_and_multiplied_back(factor: float) -> None:
+    clock = Clock(factor=factor)
+    assert clock.published(clock.of(125)) == 125
+    assert bool(clock.non_default_timers()) == (factor != 1)
+
+
+async def run(options: TableOptions) -> TableReport:
+    said: list[str] = []
+    tell: Callable[[str], None] = said.append
+    report = await run_table(options, tell)
+    assert report.passed, "\n".join([*said, *map(complaint, report.checks)])
+    return report
+
+
+def complaint(check: Check) -> str:
+    return "" if check.ok else f"{check.name}: {check.detail}"
+
+
+async def test_stock_rules_kill_the_recovered_pool_and_ours_keep_it(tmp_path: Path) -> None:
+    pair = tuple(column for column in COLUMNS if column.scale_down)
+    clock = Clock(factor=30, observe_until=130)
+    report = await run(TableOptions(clock=clock, runs=1, columns=pair, at_once=2, out=tmp_path / "out"))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == BUNDLE | {"logs", "histories"}
+    states = {name: own.runs[0].state_at_125 for name, own in report.figures.columns.items()}
+    assert states == {"stock-scale-down": "killed", "ours-scale-down": "serving on 3 ranks"}
+    assert report.figures.columns["ours-scale-down"].runs[0].exit_code == 0
+    assert {column.rules for column in pair} == set(SupervisorRules)
+
+
+@pytest.mark.soak
+async def test_the_whole_table(tmp_path: Path) -> None:
+    await run(TableOptions(out=tmp_path / "out"))
