@@ -19,12 +19,20 @@ from activities.journals import JournalActivities
 from activities.node_manager import NodeManagerActivities
 from activities.rebuild import RebuildActivities
 from workflows.event_pusher import EventPusher
+from workflows.fast_recovery import FastRecovery
 from workflows.fault_manager import FaultManager
 from workflows.instance_reconfiguration import InstanceReconfiguration
 from workflows.instance_registry import InstanceRegistry
 from workflows.scale_down_round import ScaleDownRound
 
-WORKFLOWS: Final[tuple[type, ...]] = (FaultManager, InstanceRegistry, EventPusher, ScaleDownRound, InstanceReconfiguration)
+WORKFLOWS: Final[tuple[type, ...]] = (
+    FaultManager,
+    InstanceRegistry,
+    EventPusher,
+    ScaleDownRound,
+    FastRecovery,
+    InstanceReconfiguration,
+)
 
 PASSED_THROUGH: Final = (
     "domain",
@@ -37,6 +45,8 @@ PASSED_THROUGH: Final = (
     "workflows.strategy_run",
     "workflows.round_ports",
     "workflows.round_page",
+    "workflows.fast_recovery_page",
+    "workflows.transaction_page",
     "workflows.alarm",
     "workflows.errands",
     "workflows.fault_manager_errands",
@@ -74,6 +84,7 @@ def activities(client: Client, http: httpx.AsyncClient, task_queue: str, search_
         node_manager.stop_pods,
         node_manager.pace,
         node_manager.fresh_look,
+        node_manager.wake,
         rebuild.stop_node_managers,
         rebuild.start_node_managers,
         rebuild.await_engines_ready,

@@ -1,10 +1,11 @@
-"""The ports of a round, with Temporal behind them: each call is one activity, each wait can be read in the Web UI.
+"""The ports of a transaction, with Temporal behind them: each call is one activity, each wait can be read in the Web UI.
 
-The round itself is `domain.round.run_round`; what is here only translates. An activity without a result becomes an
-`AutotomyError`, which the round knows how to judge.
+The logic is `domain.round.run_round` and `domain.fast_recovery.run_fast_recovery`; what is here only translates. An
+activity without a result becomes an `AutotomyError`, which they know how to judge.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
@@ -36,14 +37,17 @@ with workflow.unsafe.imports_passed_through():
         ViewResult,
     )
     from domain.messages.strategy import CommitReport
-    from domain.watch import ApplyReadyWatch, LookVerdict, Observation
+    from domain.watch import LookVerdict, Observation, RecoveredWatch, RetryReadyWatch
 
 COMMIT_ACKNOWLEDGEMENT_SEC = 10.0
 """Without the FaultManager's acknowledgement in this time the round goes on; the journals will tell it (design §4, step 9)."""
 
 
 class ActivityPorts:
-    """`domain.round.RoundPorts` of one round. `on_call` hears of each call, in words for people, `on_step` of each step."""
+    """`RoundPorts` and `FastRecoveryPorts` of one transaction.
+
+    `on_call` hears of each call, in words for people, `on_step` of each step.
+    """
 
     def __init__(
         self, stop: StopWish, reporter: Reporter, on_call: Callable[[str], None], on_step: Callable[[StepReport], None]
@@ -77,6 +81,12 @@ class ActivityPorts:
         )
         self._beside.add(asyncio.create_task(_whatever_comes(handle)))
 
+    async def pause(self, seconds: float, why: str) -> None:
+        summary = f"wait {seconds:g} s: {why}"
+        self._on_call(summary)
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(self.stop_requested, timeout=timedelta(seconds=seconds), timeout_summary=summary)
+
     async def guard(self, call: GuardCall) -> GuardResult:
         summary = f"guard {len(call.must) + len(call.may_be_absent)} NodeManagers for {call.lease_sec:g} s"
         self._on_call(summary)
@@ -101,7 +111,8 @@ class ActivityPorts:
 
     async def apply(self, call: ApplyCall) -> ApplyResult:
         engines = _listed(rank for group in call.groups for rank in group.ranks)
-        summary = f"apply: remove ranks {_listed(call.removed_dp_ranks)} → engines {engines}"
+        what = f"remove ranks {_listed(call.removed_dp_ranks)}" if call.removed_dp_ranks else call.instruction.value
+        summary = f"apply: {what} → engines {engines}"
         self._on_call(summary)
         return await call_activity(NodeManagerActivities.apply, call, deadline_at=call.deadline_at, summary=summary)
 
@@ -136,8 +147,10 @@ async def _whatever_comes(handle: "workflow.ActivityHandle[None]") -> None:
 def _look_summary(call: LookCall) -> str:
     watch = call.watch
     survivors = _listed(watch.survivor_ranks)
-    if not isinstance(watch, ApplyReadyWatch):
+    if isinstance(watch, RecoveredWatch):
         return f"look until ranks {survivors} have recovered"
+    if isinstance(watch, RetryReadyWatch):
+        return f"look {'once: are' if call.once else 'until'} ranks {survivors} {'' if call.once else 'are '}all unhealthy"
     if call.once:
         return f"look once: are ranks {survivors} apply-ready, is {_listed(watch.removed_ranks)} dead"
     return f"look until ranks {survivors} are apply-ready and {_listed(watch.removed_ranks)} is confirmed dead"

@@ -18,9 +18,10 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from workflows.round_page import CallMade, RoundStatus, page
+from workflows.round_page import RoundStatus, page
 from workflows.round_ports import ActivityPorts
 from workflows.strategy_run import Reporter, StopWish, now
+from workflows.transaction_page import CallMade
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOrder, RoundOutcome, RoundReport, StepReport
