@@ -97,7 +97,7 @@ def _read_only(command: Sequence[str]) -> dict[str, object]:
     parser = _parser(shown=False)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int)
     parser.add_argument("--pipeline-parallel-size", "-pp", type=int)
-    parser.add_argument("--node-rank", type=int)
+    parser.add_argument("--node-rank", "-r", type=int)
     parser.add_argument("--shutdown-timeout", type=float)
     parser.add_argument("--api-key")
     parser.add_argument("--api-server-count", "-asc", type=int)

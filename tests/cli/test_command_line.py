@@ -31,7 +31,7 @@ def test_help_names_every_command_and_comes_at_once() -> None:
     assert took_sec < 3.0, "imports at the top of the command"
 
 
-@pytest.mark.parametrize("command", ["api", "worker", "node-manager", "coordinator", "drill"])
+@pytest.mark.parametrize("command", ["api", "worker", "node-manager", "dp-supervisor", "coordinator", "drill"])
 def test_help_of_a_single_process_is_its_own(command: str) -> None:
     shown = autotomy(command, "--help")
     assert shown.returncode == 0, shown.stderr

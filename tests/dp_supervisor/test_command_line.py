@@ -16,7 +16,7 @@ def plans(line: str, **environment: str) -> tuple[ServerPlan, ...]:
 
 def test_a_vllm_command_line_works_as_it_is() -> None:
     line = (
-        f"-- {VLLM} --data-parallel-size 8 --data_parallel_size_local=4 -dpm --node-rank 1 -tp 2 "
+        f"-- {VLLM} --data-parallel-size 8 --data_parallel_size_local=4 -dpm -r 1 -tp 2 "
         "--data-parallel-supervisor-port 9000 --port 8100 --enable-fault-tolerance -dpa 10.0.0.1 "
         "--dp-supervisor-probe-interval-s 2 --dp-supervisor-probe-timeout-s 1 --dp-supervisor-probe-failure-threshold 4"
     )
@@ -27,8 +27,7 @@ def test_a_vllm_command_line_works_as_it_is() -> None:
     third = plans(line)[2]
     assert (third.rank, third.port, third.url) == (6, 8102, "http://127.0.0.1:8102")
     assert " ".join(third.command) == (
-        f"{VLLM} --node-rank 1 -tp 2 -dpa 10.0.0.1 --port 8102 --data-parallel-size 8 --data-parallel-rank 6 "
-        "--enable-fault-tolerance"
+        f"{VLLM} -r 1 -tp 2 -dpa 10.0.0.1 --port 8102 --data-parallel-size 8 --data-parallel-rank 6 --enable-fault-tolerance"
     )
     assert third.environment == {"CUDA_VISIBLE_DEVICES": "4,5"}
 
