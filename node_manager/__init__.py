@@ -10,6 +10,9 @@
 ``poller``              a look at every engine, as often as it was told
 ``reporter``            news to the Controller until it has them
 ``heartbeat``           signs of life, and the committed ranks that come back with them
+``registration``        tells the Controller who this Pod is
+``capability``          what the engines can do, by their flags
+``arbiter``             a Pod that stays broken ends itself
 ``daemon``              engines' lives: started, adopted after a restart, stopped
 ``node``                the parts put together
 ``app``, ``ft_app``     the HTTP routes

@@ -57,6 +57,8 @@ def _config(given: argparse.Namespace) -> NodeManagerConfig:
         "controller_url": given.controller_url,
         "journal": given.journal,
         "pod_ip": given.advertise_ip,
+        "node_name": given.node_name,
+        "node_rank": given.node_rank,
     }
     return load_config(given.config, {key: value for key, value in overrides.items() if value is not None})
 
@@ -71,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--controller-url", metavar="URL")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="one per NodeManager, on the Pod's disk")
     parser.add_argument("--advertise-ip", metavar="IP", help="this Pod's address as the topology names it (pod_ip)")
+    parser.add_argument("--node-name", metavar="NAME", help="the node that this Pod runs on: hardware faults are found by it")
+    parser.add_argument("--node-rank", type=int, metavar="N", help="this Pod's place in the instance that it registers for")
     return parser
 
 

@@ -17,6 +17,7 @@ from domain.messages.node_manager import (
     EngineRestartRequest,
     LivenessReply,
     NodeManagerReason,
+    PauseReply,
     PodStatusReply,
     StartReply,
     StartRequest,
@@ -30,8 +31,9 @@ from service.http import create_app, failure
 from service.metrics import add_metrics_route
 
 
-def node_manager_app(node: NodeManager) -> FastAPI:
-    """The application; the NodeManager runs as long as it is served."""
+def node_manager_app(node: NodeManager, *, fault_tolerance: bool = True) -> FastAPI:
+    """The application; the NodeManager runs as long as it is served. Without `fault_tolerance` it has no such routes at
+    all: what a NodeManager whose switch is off must be like."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -40,10 +42,11 @@ def node_manager_app(node: NodeManager) -> FastAPI:
 
     app = create_app("Autotomy NodeManager", lifespan=lifespan)
     app.add_exception_handler(CommandRefused, _on_refused)
-    app.add_middleware(FtSwitch, enabled=lambda: node.proxy_enabled)
+    if fault_tolerance:
+        app.add_middleware(FtSwitch, enabled=lambda: node.proxy_enabled)
+        add_ft_routes(app, node)
     _add_life_routes(app, node)
     _add_state_routes(app, node)
-    add_ft_routes(app, node)
     add_metrics_route(app, node.registry)
     return app
 
@@ -71,6 +74,18 @@ def _add_life_routes(app: FastAPI, node: NodeManager) -> None:
         aborted = node.daemon.abort_restart()
         return EngineRestartReply(status="aborted" if aborted else "unchanged", incarnation=node.incarnation)
 
+    @app.post("/node-manager/pause")
+    async def pause() -> PauseReply:
+        """PreStop: this Pod is taken down on purpose. No fault reports, no suicide, not ready; until `resume`."""
+        node.reporter.pause()
+        return PauseReply(status="paused", incarnation=node.incarnation)
+
+    @app.post("/node-manager/resume")
+    async def resume() -> PauseReply:
+        """It stays after all: what was kept back is reported."""
+        node.reporter.resume()
+        return PauseReply(status="running", incarnation=node.incarnation)
+
 
 def _add_state_routes(app: FastAPI, node: NodeManager) -> None:
     @app.get("/node-manager/status")
@@ -90,6 +105,8 @@ def _add_state_routes(app: FastAPI, node: NodeManager) -> None:
         """That commands can be taken: not over a broken journal."""
         if node.journal.broken is not None:
             return failure(503, NodeManagerReason.JOURNAL, f"journal {node.config.journal} {node.journal.broken}")
+        if node.reporter.paused:
+            return failure(503, NodeManagerReason.STOPPING, "paused: this Pod is being taken down")
         return JSONResponse({"status": "ready", "incarnation": node.incarnation})
 
 

@@ -11,7 +11,10 @@
         command: [...]
 
 Which ranks are this Pod's comes with the start command. In `command` and `environment` these words in braces are
-replaced, everything else stays as it is: rank, ip, port, dp_size, master_ip, master_port, local_index, log_dir.
+replaced, everything else stays as it is: rank, ip, port, dp_size, master_ip, master_port, local_index, devices, log_dir.
+
+With a `registration` the Pod registers itself; without one somebody declares the instance. `deploy/examples/` has both
+a simulated and a real file, with comments.
 """
 
 import re
@@ -22,11 +25,15 @@ from typing import Annotated, Final
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from domain.config import Seconds
+from domain.engine import Dialect, FtCapability
 from domain.errors import ConfigError
-from domain.model import NotBool, Rank, Strict
+from domain.messages.registration import DEFAULT_DP_MASTER_PORT, PodRegistration
+from domain.model import NotBool, Port, Rank, Strict
+from domain.topology import ParallelConfig, Role
+from node_manager.capability import derived_capability
 from service.settings import HttpUrl, read_yaml_mapping
 
-PLACEHOLDERS: Final = ("rank", "ip", "port", "dp_size", "master_ip", "master_port", "local_index", "log_dir")
+PLACEHOLDERS: Final = ("rank", "ip", "port", "dp_size", "master_ip", "master_port", "local_index", "devices", "log_dir")
 _PLACEHOLDER: Final = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 _PortOrAny = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
@@ -60,6 +67,38 @@ class EngineSpec(Strict):
                 "environment": {name: fill(text) for name, text in self.environment.items()},
             }
         )
+
+
+class RegistrationSpec(Strict):
+    """Which seat of which instance this Pod takes. Ranks come from `node_rank`: equally many in each of the `nnodes` Pods."""
+
+    job_name: str = Field(min_length=1)
+    """The instance: Pods with the same job_name belong together."""
+
+    model_name: str = Field(min_length=1)
+    role: Role = Role.UNION
+    node_rank: Annotated[int, Field(strict=True, ge=0, le=4095)] = 0
+    """Differs in each Pod, so usually given on the command line (`--node-rank`)."""
+
+    nnodes: Annotated[int, Field(strict=True, ge=1, le=4096)]
+    parallel_config: ParallelConfig
+    business_ports: tuple[Port, ...] = ()
+    """The engines' ports, one for each rank of this Pod; without them 10000 + rank."""
+
+    device_ids: tuple[tuple[str, ...], ...] = ()
+    """The chips of each rank of this Pod: hardware faults are mapped by them, `{devices}` names them to the engine."""
+
+    dp_master_port: Port = DEFAULT_DP_MASTER_PORT
+    """Of the group's store on the master's Pod; that of node_rank 0 counts."""
+
+    ft_dialect: Dialect | None = None
+    """The FT API that the engines speak. None: `legacy`, which released vLLM has and which cannot scale down."""
+
+    engine_auto_recovery: Annotated[bool, Field(strict=True)] = False
+    """Whether engines recover by themselves: the gate refuses that."""
+
+    ft_capability: FtCapability | None = None
+    """Said outright instead of derived from the engines' flags; for engines whose flags are not vLLM's."""
 
 
 class NodeManagerConfig(Strict):
@@ -99,6 +138,18 @@ class NodeManagerConfig(Strict):
     heartbeat: Annotated[bool, Field(strict=True)] = True
     heartbeat_interval_sec: Seconds = 1.0
 
+    registration: RegistrationSpec | None = None
+    """None: somebody declares the instance (`autotomy instance declare`)."""
+
+    suicide_grace_sec: Annotated[float, NotBool, Field(ge=0, le=86_400)] = 240.0
+    """How long the Controller has to come for a Pod with an ended engine, before the Pod ends itself: above the collection
+    timeout and a round together."""
+
+    suicide_rounds: Annotated[int, NotBool, Field(ge=0, le=1000)] = 5
+    """So many looks in a row after that; 0 switches it off."""
+
+    suicide_interval_sec: Seconds = 5.0
+
     keep_engines: Annotated[bool, Field(strict=True)] = False
     """Leave the engines running on SIGTERM and SIGINT too, as SIGKILL does: for an upgrade of the NodeManager alone."""
 
@@ -123,15 +174,67 @@ class NodeManagerConfig(Strict):
             raise ValueError(f"engines describes {named} more than once")
         return self
 
+    @model_validator(mode="after")
+    def _registration_fits(self) -> "NodeManagerConfig":
+        if self.registration is not None:
+            _ = self.pod
+        return self
+
+    @property
+    def pod(self) -> PodRegistration | None:
+        """What this Pod says of itself; None without a `registration`. Raises `ValueError` where it contradicts itself."""
+        spec = self.registration
+        if spec is None:
+            return None
+        try:
+            return self._pod(spec)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+    def _pod(self, spec: RegistrationSpec) -> PodRegistration:
+        local = max(1, spec.parallel_config.dp_size // spec.nnodes)
+        said = spec.model_dump(include=set(PodRegistration.model_fields) & set(RegistrationSpec.model_fields))
+        first = local * spec.node_rank
+        return PodRegistration.model_validate(
+            said
+            | {
+                "pod_ip": self.pod_ip,
+                "nm_port": self.port or 1026,
+                "node_name": self.node_name,
+                "business_ports": spec.business_ports or tuple(10000 + first + index for index in range(local)),
+                "ft_capability": spec.ft_capability or self._capability(spec, first),
+            }
+        )
+
+    def _capability(self, spec: RegistrationSpec, rank: int) -> FtCapability | None:
+        engine = self.engine_for(rank)
+        if engine is None:
+            return None
+        return derived_capability(
+            engine.command,
+            dialect=spec.ft_dialect or Dialect.LEGACY,
+            auto_recovery=spec.engine_auto_recovery,
+            engine_recovery_timeout_sec=self.engine_recovery_timeout_sec,
+        )
+
     def engine_for(self, rank: int) -> EngineSpec | None:
         """The entry of this rank, else the one without a rank, else None."""
         by_rank = {spec.rank: spec for spec in self.engines}
         return by_rank.get(rank) or by_rank.get(None)
 
 
+def _with_node_rank(path: Path, registration: object, node_rank: object) -> dict[str, object]:
+    if not isinstance(registration, dict):
+        raise ConfigError(f"{path}: --node-rank {node_rank} needs a `registration` in this file")
+    return {**registration, "node_rank": node_rank}
+
+
 def load_config(path: Path, overrides: Mapping[str, object]) -> NodeManagerConfig:
     """Reads the file; `overrides` come from the command line. Raises `ConfigError`: key, value, why."""
     values = {**read_yaml_mapping(path), **overrides}
+    node_rank = values.pop("node_rank", None) if "node_rank" in overrides else None
+    if node_rank is not None:
+        values["registration"] = _with_node_rank(path, values.get("registration"), node_rank)
     try:
         return NodeManagerConfig.model_validate(values)
     except ValidationError as error:

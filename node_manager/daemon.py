@@ -28,7 +28,7 @@ from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.engines import Engines
 from node_manager.fence import Refusal, old_generation
 from node_manager.journal import EngineRecord, Journal, JournalError, Standing
-from node_manager.managed_engine import ManagedEngine, compiled_title, own_endpoints, placeholder_values
+from node_manager.managed_engine import ManagedEngine, compiled_title, is_mine, own_endpoints, placeholder_values
 from node_manager.poller import Poller
 from node_manager.reporter import Reporter
 from node_manager.sightings import Sightings
@@ -335,7 +335,7 @@ class Daemon:
 
     def _check_startable(self, request: StartRequest) -> None:
         own = own_endpoints(request, self._config.pod_ip, self._config.port)
-        if not own:
+        if not is_mine(request, self._config.pod_ip, self._config.port):
             here = f"pod_ip {self._config.pod_ip}, port {self._config.port}"
             raise CommandRefused(Refusal(NodeManagerReason.UNMANAGED_ENDPOINT, f"no endpoint of this start is here: {here}"))
         for local_index, endpoint in enumerate(own):

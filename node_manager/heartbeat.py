@@ -2,7 +2,7 @@
 
 A heartbeat names the Pod's ranks without the retired ones. Its reply carries the instance's generation and committed
 ranks: a NodeManager that was away when a round committed learns its retired ranks here. A Controller that does not know
-the instance, or is not there, is no reason for anything.
+the instance is told who this is again (`on_unknown`); one that is not there is no reason for anything.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from domain.messages.controller import HeartbeatReply, HeartbeatRequest
 log = logging.getLogger(__name__)
 
 _ACCEPTED: Final = 200
+_UNAVAILABLE: Final = 503
+_UNKNOWN_INSTANCE: Final = "UNKNOWN_INSTANCE"
 
 
 class Heartbeat:
@@ -32,6 +34,7 @@ class Heartbeat:
         timeout_sec: float,
         content: Callable[[], HeartbeatRequest | None],
         on_reply: Callable[[HeartbeatReply], None],
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         self._http = http
         self._url = f"{controller_url.rstrip('/')}/controller/heartbeat"
@@ -39,6 +42,7 @@ class Heartbeat:
         self._timeout_sec = timeout_sec
         self._content = content
         self._on_reply = on_reply
+        self._on_unknown = on_unknown
         self._last_words = ""
 
     async def run(self) -> None:
@@ -58,6 +62,8 @@ class Heartbeat:
             return
         if response.status_code != _ACCEPTED:
             self._say(f"HTTP {response.status_code}: {response.text[:200]}")
+            if _says_unknown(response):
+                self._on_unknown()
             return
         try:
             self._on_reply(HeartbeatReply.model_validate(response.json()["data"]))
@@ -74,3 +80,10 @@ class Heartbeat:
                 log.warning("heartbeat", extra={"answer": words})
             else:
                 log.info("heartbeat accepted")
+
+
+def _says_unknown(response: httpx.Response) -> bool:
+    try:
+        return response.status_code == _UNAVAILABLE and response.json()["data"]["reason"] == _UNKNOWN_INSTANCE
+    except (ValueError, LookupError, TypeError):
+        return False

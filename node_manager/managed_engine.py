@@ -57,6 +57,11 @@ def own_endpoints(start: StartRequest, pod_ip: str, port: int) -> tuple[Endpoint
     return tuple(sorted(mine, key=lambda endpoint: endpoint.id))
 
 
+def is_mine(start: StartRequest, pod_ip: str, port: int) -> bool:
+    """Whether this Pod has a part in the instance, be it a headless one: that is guarded and finalized, no more."""
+    return any(e.pod_ip == pod_ip and e.node_manager_port in (None, port) for e in start.endpoints)
+
+
 def dp_size(start: StartRequest) -> int:
     """The original size of the group: ranks keep their numbers, whoever is gone."""
     return len({endpoint.id for endpoint in start.endpoints if not endpoint.headless})
@@ -72,6 +77,7 @@ def placeholder_values(start: StartRequest, endpoint: Endpoint, local_index: int
         "master_ip": start.master_dp_ip,
         "master_port": start.dp_master_port,
         "local_index": local_index,
+        "devices": ",".join(endpoint.device_ids) or local_index,
         "log_dir": log_dir,
     }
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -10,18 +11,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from domain.engine import EngineStatus
 from domain.errors import ConfigError
-from domain.messages.controller import HeartbeatReply, HeartbeatRequest
+from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import FtPacing
+from domain.messages.registration import RegisterRequest
 from engine.client import engine_http
 from engine.identity import own_identity
+from node_manager.arbiter import Arbiter
 from node_manager.boot_clock import Clock, boot_time
 from node_manager.config import NodeManagerConfig
 from node_manager.daemon import Daemon
 from node_manager.engines import Engines
 from node_manager.heartbeat import Heartbeat
 from node_manager.journal import Journal, JournalError
-from node_manager.managed_engine import own_endpoints
+from node_manager.managed_engine import is_mine
 from node_manager.poller import Poller
+from node_manager.registration import Registration
 from node_manager.reporter import Delivery, Reporter
 from node_manager.sightings import Sightings
 from node_manager.transactions import Transactions
@@ -83,8 +87,11 @@ class NodeManager:
             interval_sec=config.heartbeat_interval_sec,
             timeout_sec=config.report_timeout_sec,
             content=self._heartbeat_content,
-            on_reply=self._learn,
+            on_reply=lambda reply: self._learn(reply.generation, reply.dead_committed, reply.fault_tolerance_config),
+            on_unknown=lambda: self.registration.again() if self.registration is not None else None,
         )
+        self.registration = self._registering(config)
+        self._arbiter = Arbiter(grace_sec=config.suicide_grace_sec, rounds=config.suicide_rounds)
         self._add_gauges(self.registry)
 
     @contextlib.asynccontextmanager
@@ -95,8 +102,12 @@ class NodeManager:
             self.daemon.recover()
             self.pace(self.journal.standing.pacing, reset_interval=True)
         loops = [self.poller.run(), self.reporter.run(), self.daemon.run()]
+        if self.registration is not None:
+            loops.append(self.registration.run())
         if self.config.heartbeat:
             loops.append(self.heartbeat.run())
+        if self.config.suicide_rounds:
+            loops.append(self._arbitrate())
         tasks = [asyncio.create_task(loop) for loop in loops]
         for task in tasks:
             task.add_done_callback(_must_not_end)
@@ -171,11 +182,45 @@ class NodeManager:
             return "abnormal"
         return "normal" if engine.ready else "initial"
 
-    def _learn(self, reply: HeartbeatReply) -> None:
+    def _registering(self, config: NodeManagerConfig) -> Registration | None:
+        """None: nobody told this Pod which instance it is for, so somebody declares that."""
+        pod = config.pod
+        if pod is None:
+            return None
+
+        def request() -> RegisterRequest:
+            broken, start = self.journal.broken is not None, self.engines.start
+            return RegisterRequest(
+                **pod.model_dump(),
+                incarnation=self.incarnation,
+                known_generation=0 if broken else self.journal.standing.highest_generation,
+                known_instance_id=start.instance_id if start is not None else None,
+            )
+
+        return Registration(
+            http=self._controller_http,
+            controller_url=config.controller_url,
+            timeout_sec=config.report_timeout_sec,
+            request=request,
+            on_reply=lambda reply: self._learn(reply.generation, reply.dead_committed, reply.fault_tolerance_config),
+            started=lambda: self.engines.start is not None,
+        )
+
+    async def _arbitrate(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.suicide_interval_sec)
+            broken = any(engine.loss is not None for rank in self.engines.ranks if (engine := self.engines.get(rank)))
+            frozen = self._guard_live() or self.reporter.paused
+            if self._arbiter.judge(abnormal=broken, frozen=frozen, now=time.monotonic()):
+                log.error("this Pod ends itself, so that the cluster restarts it")
+                self.daemon.stop(None)
+                return
+
+    def _learn(self, generation: int, dead_committed: tuple[int, ...], pacing: FtPacing | None) -> None:
         try:
-            self.transactions.retire_committed(reply.generation, reply.dead_committed)
-            standing, pacing = self.journal.standing, reply.fault_tolerance_config
-            if pacing is not None and pacing != standing.pacing and reply.generation >= standing.highest_generation:
+            self.transactions.retire_committed(generation, dead_committed)
+            standing = self.journal.standing
+            if pacing is not None and pacing != standing.pacing and generation >= standing.highest_generation:
                 self.journal.commit(standing=standing.model_copy(update={"pacing": pacing}))
                 self.pace(pacing, reset_interval=False)
         except JournalError as error:
@@ -203,7 +248,7 @@ class NodeManager:
 
 def _check_that_it_is_ours(journal: Journal, config: NodeManagerConfig) -> None:
     """A journal under another address would mean engines that nobody looks after: better not to start at all."""
-    if journal.broken is not None or journal.start is None or own_endpoints(journal.start, config.pod_ip, config.port):
+    if journal.broken is not None or journal.start is None or is_mine(journal.start, config.pod_ip, config.port):
         return
     known = sorted({f"{e.pod_ip}:{e.node_manager_port or 'any port'}" for e in journal.start.endpoints})
     journal.close()

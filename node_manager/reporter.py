@@ -62,6 +62,8 @@ class Reporter:
         self._collected: dict[int, RankReport] = {}
         self._waiting: dict[int, RankReport] = {}
         self._news = asyncio.Event()
+        self._may_report = asyncio.Event()
+        self._may_report.set()
         self._obstacle = ""
 
     def add(self, entry: RankEntry) -> None:
@@ -83,6 +85,18 @@ class Reporter:
             for rank in ranks & kept.keys():
                 del kept[rank]
 
+    def pause(self) -> None:
+        """Reports wait: this Pod is being taken down on purpose, the end of its engines is no fault."""
+        self._may_report.clear()
+
+    def resume(self) -> None:
+        """What waited leaves now."""
+        self._may_report.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._may_report.is_set()
+
     @property
     def waiting(self) -> int:
         """How many ranks' news the Controller does not have yet."""
@@ -94,6 +108,7 @@ class Reporter:
         while True:
             if not self._waiting:
                 await self._news.wait()
+            await self._may_report.wait()
             self._news.clear()
             if await self._deliver() is not Delivery.AGAIN:
                 delay_sec = FIRST_DELAY_SEC

@@ -209,6 +209,13 @@ class EngineRestartReply(Tolerant):
     incarnation: str
 
 
+class PauseReply(Tolerant):
+    """POST /node-manager/pause and …/resume (PreStop): whether faults are kept back now."""
+
+    status: Literal["paused", "running"]
+    incarnation: str
+
+
 class LivenessReply(Tolerant):
     """GET /liveness. `instance_id`: of the start command that holds, None without one (ours)."""
 

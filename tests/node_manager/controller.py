@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import PodReport, RankReport
+from domain.messages.registration import RegisterRequest
 from service.http import bind, serve_socket, url_of
 
 
@@ -25,6 +26,9 @@ class FakeController:
     turned_away: int = 0
     heartbeats: list[HeartbeatRequest] = field(default_factory=list)
     heartbeat_reply: dict[str, Any] | None = None
+    register_codes: list[int] = field(default_factory=list)
+    registrations: list[RegisterRequest] = field(default_factory=list)
+    register_reply: dict[str, Any] = field(default_factory=dict)
     url: str = ""
 
     async def _report(self, request: Request) -> Response:
@@ -39,8 +43,17 @@ class FakeController:
     async def _heartbeat(self, request: Request) -> Response:
         self.heartbeats.append(HeartbeatRequest.model_validate_json(await request.body()))
         if self.heartbeat_reply is None:
-            return JSONResponse({"code": 503, "message": "unknown instance", "data": {}}, status_code=503)
+            data = {"reason": "UNKNOWN_INSTANCE"}
+            return JSONResponse({"code": 503, "message": "unknown instance", "data": data}, status_code=503)
         return JSONResponse({"code": 200, "message": "Success", "data": self.heartbeat_reply})
+
+    async def _register(self, request: Request) -> Response:
+        self.registrations.append(RegisterRequest.model_validate_json(await request.body()))
+        code = self.register_codes.pop(0) if self.register_codes else 200
+        if code != 200:
+            return JSONResponse({"code": code, "message": "no", "data": {"reason": "TEST"}}, status_code=code)
+        reply = {"instance_id": 7, "generation": 0, "dp_master_port": 29500, "hold": False} | self.register_reply
+        return JSONResponse({"code": 200, "message": "Success", "data": reply})
 
     def told(self, rank: int) -> list[RankReport]:
         """All that was reported of a rank, in order of arrival."""
@@ -68,6 +81,7 @@ async def controller_serving(controller: FakeController, port: int = 0) -> Async
     app = Starlette(
         routes=[
             Route("/controller/report_software_fault", controller._report, methods=["POST"]),
+            Route("/controller/register", controller._register, methods=["POST"]),
             Route("/controller/heartbeat", controller._heartbeat, methods=["POST"]),
         ]
     )

@@ -135,7 +135,13 @@ SLEEPER = ("sleep", "120")
 
 @contextlib.asynccontextmanager
 async def running_pod(
-    folder: Path, fakes: list[FakeEngine], controller: FakeController, *, port: int = 0, **settings: Any
+    folder: Path,
+    fakes: list[FakeEngine],
+    controller: FakeController,
+    *,
+    port: int = 0,
+    fault_tolerance: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Pod]:
     """A NodeManager over `folder` (its journal stays there), until the block ends or a stop command ends it."""
     sock = bind("127.0.0.1", port)
@@ -160,7 +166,13 @@ async def running_pod(
         raise
     stop, ready = asyncio.Event(), asyncio.Event()
     served = asyncio.create_task(
-        serve_socket(node_manager_app(node), sock, stop=stop, on_ready=lambda _url: ready.set(), grace_sec=0.5)
+        serve_socket(
+            node_manager_app(node, fault_tolerance=fault_tolerance),
+            sock,
+            stop=stop,
+            on_ready=lambda _url: ready.set(),
+            grace_sec=0.5,
+        )
     )
     try:
         await asyncio.wait_for(ready.wait(), LIMIT_SEC)
