@@ -32,7 +32,7 @@ from domain.messages.round import (
     VerifyCall,
     VerifyResult,
 )
-from domain.messages.strategy import FreshLookCall, FreshLookResult, PaceCall
+from domain.messages.strategy import FreshLookCall, FreshLookResult, PaceCall, WakeCall, WakeResult
 from domain.topology import NodeManagerAddress
 from domain.watch import Question, RecoveredWatch
 
@@ -211,6 +211,25 @@ class NodeManagerActivities:
             }
             lives = {str(sight.question.manager): incarnation for sight, incarnation in seen if incarnation}
             return FreshLookResult(looked=looked, unreadable=unreadable, node_manager_incarnations=lives)
+
+    @activity.defn
+    async def wake(self, call: WakeCall) -> WakeResult:
+        """One completion to each of these ranks, once: idle engines notice a dead peer only when something runs."""
+        async with attempt("wake"):
+            answers = await concurrently(self._wake(group, call.request_timeout_sec) for group in call.questions)
+            return WakeResult(failed={rank: why for answer in answers for rank, why in answer.items()})
+
+    async def _wake(self, group: Question, timeout_sec: float) -> dict[int, str]:
+        request = ProbeRequest(endpoint_ids=group.ranks, timeout_sec=_PROBE_SHARE * timeout_sec)
+        answer = await settled(self._client(group.manager).probe(request, timeout_sec))
+        if isinstance(answer, AutotomyError):
+            return dict.fromkeys(group.ranks, f"{answer.reason}: {answer.message}")
+        told = {rank: answer.engines.get(str(rank)) for rank in group.ranks}
+        return {
+            rank: "missing in the reply" if result is None else _no_completion(result.http, result.detail)
+            for rank, result in told.items()
+            if result is None or not result.ok
+        }
 
 
 def _guard_request(call: GuardCall) -> GuardRequest:

@@ -138,7 +138,7 @@ class HardwareFault(Strict):
 
 def fault_key(node_name: str, fault_code: str, npu_name: str) -> str:
     """A fault's identity: (node, code, npu)."""
-    return f"{node_name}/{fault_code}/{npu_name}"
+    return f"{node_name}/{fault_code}/{npu_name.strip()}"
 
 
 def observed_fault(

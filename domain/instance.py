@@ -9,6 +9,7 @@ Two counters never go back (I16): `generation`, +1 at each strategy start, and `
 published view that was ever given out. A strategy that may change the view owns the next two revisions, used or not.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Self
@@ -16,8 +17,9 @@ from typing import Final, Self
 from pydantic import Field
 
 from domain.config import FaultToleranceConfig
-from domain.decision import Decision, DecisionReason, Situation
+from domain.decision import Action, Decision, DecisionReason, Situation
 from domain.evidence import Evidence
+from domain.hardware import FaultLevel
 from domain.messages.strategy import StrategyEnd, StrategyKind
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
 from domain.runtime import (
@@ -36,9 +38,13 @@ from domain.serving import serving_ranks
 from domain.topology import NodeManagerAddress, Topology
 
 REJECTED_SIGNALS_KEPT: Final = 20
+_ACTIONS_WITHOUT_EFFECT: Final = (Action.NOTHING, Action.KEEP, Action.WAIT, Action.FRESH_LOOK)
 _LONGEST_SHOWN_PAYLOAD: Final = 200
 REVISIONS_OF_A_STRATEGY: Final = 2
 """A round or rebuild owns two revisions: the withdrawal and what it publishes at its end."""
+
+
+_PREEMPTIBLE: Final = (StrategyKind.SCALE_DOWN, StrategyKind.FAST_RECOVERY, StrategyKind.ENGINE_RELAUNCH)
 
 
 class Life(StrEnum):
@@ -54,7 +60,7 @@ class RunningStrategy(Strict):
     """The one strategy that runs. `step` orders its progress; `view_revision` is the r it was ordered with.
 
     `attached`: found running by a FaultManager without memory, so its phase is taken as told. `committed_at`: when the
-    commit was recorded; from then on nothing may stop it.
+    commit was recorded; from then on nothing may stop it. `bound_at`: the sum of its deadlines, outages left aside.
     """
 
     kind: StrategyKind
@@ -63,6 +69,7 @@ class RunningStrategy(Strict):
     view_revision: Revision
     phase_before: FtPhase
     started_at: float
+    bound_at: float
     last_word_at: float
     request_id: str | None = None
     pending_ranks: tuple[Rank, ...] = ()
@@ -74,7 +81,8 @@ class RunningStrategy(Strict):
 
     @property
     def preemptible(self) -> bool:
-        return self.kind is StrategyKind.SCALE_DOWN and self.committed_at is None
+        """Rule 2: a round before its commit point, a fast recovery or a relaunch may be stopped for something worse."""
+        return self.kind in _PREEMPTIBLE and self.committed_at is None
 
 
 class ServingView(Strict):
@@ -102,6 +110,7 @@ class InstanceState(Strict):
     `deferred_ends`: ends of strategies that came while it was still learning. `pace_told`: the poll interval that the
     NodeManagers were last told. `search_attributes`: those that the server knows, None while nobody has asked.
     `terminate_at`: when the deletion of the instance is over, done or not; `stop_engines`: its engines are stopped, too.
+    `held`: why a person switched the automation off; None while it is on.
     """
 
     instance_id: InstanceId
@@ -120,6 +129,8 @@ class InstanceState(Strict):
     owed_detail: str = ""
     reseed: bool = False
     looked_for: float | None = None
+    woken_for: float | None = None
+    held: str | None = None
     abandoned_at: tuple[float, ...] = ()
     rebuilt_at: tuple[float, ...] = ()
     rebuild_ended_at: float | None = None
@@ -152,6 +163,11 @@ class InstanceState(Strict):
         return bool(self.evidence.faulty(self.active))
 
     @property
+    def automation_off(self) -> bool:
+        """Decisions are recorded and not acted on, but for a person's orders."""
+        return self.held is not None or self.config.observe_only
+
+    @property
     def wanted_pace_sec(self) -> float:
         """How often NodeManagers should look at their engines now (design §6)."""
         times = self.config.dp_scale_down_config
@@ -178,6 +194,23 @@ class InstanceState(Strict):
             return state
         revision = self.view_revision + 1
         return state.but(view_revision=revision, view=ServingView(revision=revision, ranks=(), confirmed=False))
+
+    def following(self, decision: Decision) -> Self:
+        """With the view that fits a decision, where nothing runs and the phase serves: withdrawn while it says so.
+
+        The phase does not change: an isolated instance is complete, it is only kept away from requests.
+        """
+        if self.strategy is not None or self.life is not Life.RUNNING or self.phase not in SERVING_PHASES or self.automation_off:
+            return self
+        wanted = () if decision.withdraw else self.active
+        if self.view.ranks == wanted:
+            return self
+        revision = self.view_revision + 1
+        return self.but(view_revision=revision, view=ServingView(revision=revision, ranks=wanted, confirmed=False))
+
+    def handling(self, keys: Iterable[str]) -> Self:
+        """These hardware faults were acted on."""
+        return self.but(evidence=self.evidence.model_copy(update={"hardware": self.evidence.hardware.handle(keys)}))
 
     def serving(self, now: float) -> Self:
         """Complete again: in the resting phase that fits the committed set, and its view wanted under a new revision."""
@@ -212,6 +245,7 @@ class InstanceState(Strict):
             owed=self.owed,
             owed_detail=self.owed_detail,
             looked_for=self.looked_for,
+            woken_for=self.woken_for,
             abandoned_at=self.abandoned_at,
             rebuilt_at=self.rebuilt_at,
             rebuild_ended_at=self.rebuild_ended_at,
@@ -245,6 +279,7 @@ class InstanceState(Strict):
             waiting=waiting,
             pending_finalize=tuple(sorted({str(pending.manager) for pending in self.pending_finalize})),
             absent_node_managers=self.absent_node_managers,
+            lost_node_managers=tuple(map(str, self.lost_node_managers)),
             stage_times=self.stage_times,
             budget=Budget(
                 used=sum(1 for at in self.rebuilt_at if at > now - window),
@@ -252,6 +287,8 @@ class InstanceState(Strict):
                 window_sec=window,
             ),
             rejected_signals=self.rejected_signals,
+            held=self.held,
+            hardware_faults=tuple(map(str, self.evidence.hardware.standing(*FaultLevel))),
         )
 
     def waiting(self, decision: Decision | None) -> Waiting | None:
@@ -265,7 +302,10 @@ class InstanceState(Strict):
                 return Waiting(reason="the instance was deleted", until=None, then="it is withdrawn, and this FaultManager ends")
         if self.strategy is not None:
             what = f"{self.strategy.workflow_id}: {self.strategy.detail or 'started'}"
-            return Waiting(reason=what, until=None, then=decision.then if decision else "")
+            then = decision.then if decision is not None and decision.then else "its end is judged"
+            return Waiting(reason=what, until=iso(self.strategy.bound_at), then=then)
+        if decision is not None and self.automation_off and decision.action not in _ACTIONS_WITHOUT_EFFECT:
+            return self._waiting_for_a_person(decision)
         if decision is not None and decision.then:
             until = iso(decision.until) if decision.until is not None else None
             words = f"{decision.reason}: {decision.detail}" if decision.detail else str(decision.reason)
@@ -274,6 +314,14 @@ class InstanceState(Strict):
             what = f"Coordinators have not all acknowledged view revision {self.view.revision}"
             return Waiting(reason=what, until=None, then="it is pushed again")
         return None
+
+    def _waiting_for_a_person(self, decision: Decision) -> Waiting:
+        off = f"the automation is held: {self.held}" if self.held is not None else "observe_only"
+        ranks = f" of ranks {list(decision.ranks)}" if decision.ranks else ""
+        then = "a person releases it, and it acts" if self.held is not None else "nothing, unless a person orders a rebuild"
+        return Waiting(
+            reason=f"{off}; would {decision.action}{ranks}: {decision.reason}: {decision.detail}", until=None, then=then
+        )
 
     def _waiting_for_assembly(self) -> Waiting:
         if not self.node_managers_started:

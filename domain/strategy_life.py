@@ -1,4 +1,4 @@
-"""What a strategy does to its instance's state: its start, its progress, its commit, its end, and its silence.
+"""What a strategy does to its instance's state after its start: its progress, its commit, its end, and its silence.
 
 Pure functions from state to state. All of them may be called twice with the same message, or late, or for a strategy that
 was replaced meanwhile: (generation, step) orders them, and what is not newer changes nothing.
@@ -7,116 +7,30 @@ The end report carries the last entry per rank that the strategy looked at. It i
 decision, so that reports which are still under way cannot start anything (design §3).
 """
 
-from domain.decision import Decision, DecisionReason
+from domain.decision import DecisionReason
 from domain.engine import RankEntry
 from domain.evidence import from_look
 from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, PendingFinalize, RunningStrategy, ServingView
-from domain.invariants import round_bound_sec
-from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport
-from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
+from domain.messages.round import CommitRecord, RoundOutcome, RoundReason, RoundReport
+from domain.messages.strategy import (
+    FastRecoveryReport,
+    ReconfigurationReport,
+    ReinferenceReason,
+    ReinferenceReport,
+    RelaunchReport,
+    StrategyEnd,
+    StrategyKind,
+    StrategyProgress,
+)
 from domain.runtime import SERVING_PHASES, FtPhase, resting_phase
+from domain.strategy_start import attach
 from domain.topology import Topology
 
 QUIET_LIMIT_SEC = 60.0
 """A strategy that says nothing for so long is looked up."""
 
-_OUTAGE_SLACK_SEC = 3600.0
-"""Outages of worker and server count into a workflow's execution time: the last bound is generous."""
-
-
-def start_round(state: InstanceState, decision: Decision, request_id: str, now: float) -> tuple[InstanceState, RoundOrder]:
-    """The next generation's scale-down round, ordered: removes `decision.ranks` from the active group."""
-    generation = state.generation + 1
-    order = RoundOrder(
-        instance_id=state.instance_id,
-        generation=generation,
-        request_id=request_id,
-        pending_ranks=decision.ranks,
-        dead_committed=state.dead_committed,
-        phase_before=state.phase,
-        topology=state.topology,
-        config=state.config,
-        published_ranks=state.view.ranks,
-        view_revision=state.view_revision,
-        reported_incarnations={rank: _reported_engine(state, rank) for rank in decision.ranks},
-        first_unhealthy_at={rank: at for rank in state.active if (at := state.evidence.of(rank).first_unhealthy_at) is not None},
-    )
-    running = _running(state, StrategyKind.SCALE_DOWN, generation, now).model_copy(
-        update={"request_id": request_id, "pending_ranks": decision.ranks}
-    )
-    started = _started(state, running).but(request_id=request_id, last_error=None, gate=None, stage_times={})
-    return started.entering(FtPhase.DECIDING, now), order
-
-
-def _reported_engine(state: InstanceState, rank: int) -> str | None:
-    """The engine whose death is known: the group's own, also where a newer process answers in its place."""
-    known = state.evidence.of(rank)
-    return known.engine or (known.newest.engine if known.newest else None)
-
-
-def start_rebuild(state: InstanceState, decision: Decision, now: float) -> tuple[InstanceState, ReconfigurationOrder]:
-    """The next generation's InstanceReconfiguration. One that a person forced starts the budget anew."""
-    generation = state.generation + 1
-    why = f"{decision.reason}: {decision.detail}" if decision.detail else str(decision.reason)
-    order = ReconfigurationOrder(
-        instance_id=state.instance_id,
-        generation=generation,
-        topology=state.topology,
-        config=state.config,
-        view_revision=state.view_revision,
-        why=why,
-    )
-    earlier = () if decision.reason is DecisionReason.FORCED else state.rebuilt_at
-    window_began = now - state.config.reconfiguration_window_sec
-    running = _running(state, StrategyKind.INSTANCE_RECONFIGURATION, generation, now)
-    started = _started(state, running).but(
-        owed=None,
-        owed_detail="",
-        budget_spent=False,
-        lost_node_managers=(),
-        rebuilt_at=(*(at for at in earlier if at > window_began), now),
-        evidence=state.evidence.begin_forming(),
-        view=ServingView(revision=state.view.revision, ranks=(), confirmed=False),
-        last_error=why,
-    )
-    return started.entering(FtPhase.RECONFIGURING, now), order
-
-
-def _running(state: InstanceState, kind: StrategyKind, generation: int, now: float) -> RunningStrategy:
-    return RunningStrategy(
-        kind=kind,
-        workflow_id=kind.workflow_id(state.instance_id, generation),
-        generation=generation,
-        view_revision=state.view_revision,
-        phase_before=state.phase,
-        started_at=now,
-        last_word_at=now,
-    )
-
-
-def _started(state: InstanceState, running: RunningStrategy) -> InstanceState:
-    return state.but(
-        strategy=running,
-        generation=max(state.generation, running.generation),
-        view_revision=state.view_revision + REVISIONS_OF_A_STRATEGY,
-        looked_for=None,
-    )
-
-
-def attach(state: InstanceState, kind: StrategyKind, generation: int, now: float) -> InstanceState:
-    """Take over a strategy that runs already, of which this FaultManager knows only that it does."""
-    running = _running(state, kind, generation, now).model_copy(update={"attached": True})
-    attached = _started(state, running)
-    if kind is StrategyKind.INSTANCE_RECONFIGURATION:
-        return attached.but(evidence=attached.evidence.begin_forming(), owed=None, owed_detail="")
-    return attached.but(phase=FtPhase.DECIDING)
-
-
-def execution_bound_sec(state: InstanceState, kind: StrategyKind) -> float:
-    """The last bound of a strategy's workflow, for the case that nothing else ended it."""
-    if kind is StrategyKind.SCALE_DOWN:
-        return 2 * round_bound_sec(state.config.dp_scale_down_config) + _OUTAGE_SLACK_SEC
-    return 2 * state.config.reconfiguration_deadline_sec + _OUTAGE_SLACK_SEC
+_TRANSACTIONS = (StrategyKind.SCALE_DOWN, StrategyKind.FAST_RECOVERY)
+_UNCONFIRMED = "Coordinators have not all confirmed the view"
 
 
 def is_newer(state: InstanceState, generation: int) -> bool:
@@ -138,7 +52,7 @@ def took_progress(state: InstanceState, progress: StrategyProgress, now: float) 
                 "step": step.step,
                 "detail": step.detail,
                 "last_word_at": now,
-                "request_id": step.request_id if strategy.kind is StrategyKind.SCALE_DOWN else None,
+                "request_id": step.request_id if strategy.kind in _TRANSACTIONS else None,
                 "pending_ranks": step.pending_ranks,
                 "attached": False,
             }
@@ -161,12 +75,15 @@ def took_commit(state: InstanceState, record: CommitRecord, now: float) -> tuple
     marked = strategy.model_copy(
         update={"committed_at": strategy.committed_at or now, "last_word_at": now, "request_id": record.request_id}
     )
-    return state.but(
+    state = state.but(
         dead_committed=committed,
         strategy=marked,
         request_id=record.request_id,
         view_revision=max(state.view_revision, record.view_revision),
-    ), True
+    )
+    if state.view.ranks:  # the word that it was withdrawn, which comes before every commit, did not get here
+        state = state.but(view=ServingView(revision=strategy.view_revision + 1, ranks=(), confirmed=True))
+    return state, True
 
 
 def took_end(state: InstanceState, end: StrategyEnd, now: float) -> InstanceState:
@@ -181,6 +98,12 @@ def took_end(state: InstanceState, end: StrategyEnd, now: float) -> InstanceStat
         return _after_round(state, strategy, end.round, now)
     if end.reconfiguration is not None:
         return _after_rebuild(state, strategy, end.reconfiguration, now)
+    if end.relaunch is not None:
+        return _after_rebuild(state, strategy, end.relaunch, now)
+    if end.fast_recovery is not None:
+        return _after_fast_recovery(state, strategy, end.fast_recovery, now)
+    if end.reinference is not None:
+        return _after_reinference(state, strategy, end.reinference, now)
     return after_loss(state.but(strategy=strategy), f"{end.workflow_id} ended without a report", now)
 
 
@@ -189,34 +112,80 @@ def after_loss(state: InstanceState, why: str, now: float) -> InstanceState:
     strategy = state.strategy
     if strategy is None:
         return state
+    if strategy.kind is StrategyKind.TOKEN_REINFERENCE:
+        return _back(state.but(strategy=None, last_error=why), strategy, now)
     ended = now if strategy.kind is StrategyKind.INSTANCE_RECONFIGURATION else state.rebuild_ended_at
     reason = _still_ordered(state, DecisionReason.STRATEGY_LOST)
     return state.but(strategy=None, reseed=True, rebuild_ended_at=ended).owing(reason, why, now)
 
 
 def _after_round(state: InstanceState, strategy: RunningStrategy, report: RoundReport, now: float) -> InstanceState:
-    revision = max(state.view_revision, strategy.view_revision + REVISIONS_OF_A_STRATEGY, report.view_revision)
-    state = state.but(
-        view_revision=revision,
-        request_id=report.request_id,
-        gate=report.gate if report.gate is not None else state.gate,
-        stage_times=report.stage_times,
-        absent_node_managers=report.absent_node_managers,
-        pending_finalize=(*state.pending_finalize, *_pending(state.topology, report)),
-    )
+    state = _after_transaction(state, strategy, report)
+    state = state.but(absent_node_managers=report.absent_node_managers)
     match report.outcome:
         case RoundOutcome.SUCCEEDED:
             return _after_success(state, strategy, report, now)
         case RoundOutcome.ABANDONED if strategy.committed_at is None:
-            state = _looking(state, report.looked, now)
-            return state.but(abandoned_at=(*state.abandoned_at, now)[-16:]).entering(strategy.phase_before, now)
+            return _back(_looking(state, report.looked, now), strategy, now, abandoned=True)
         case RoundOutcome.CANCELLED if strategy.committed_at is None and not report.withdrawn and state.owed is None:
-            return _looking(state, report.looked, now).entering(strategy.phase_before, now)
+            return _back(_looking(state, report.looked, now), strategy, now)
         case _:
-            why = f"{strategy.workflow_id}: {report.reason}" + (f": {report.detail}" if report.detail else "")
+            why = _failure("round", report.reason, report.detail, strategy)
             reason = _still_ordered(state, DecisionReason.ROUND_FAILED)
             reseed = report.reason is RoundReason.GUARD_REFUSED
             return _looking(state, report.looked, now).but(reseed=state.reseed or reseed).owing(reason, why, now)
+
+
+def _after_fast_recovery(
+    state: InstanceState, strategy: RunningStrategy, report: FastRecoveryReport, now: float
+) -> InstanceState:
+    """Nobody was removed: success serves as before, failure ends in a rebuild and never in a scale-down (I9)."""
+    state = _looking(_after_transaction(state, strategy, report), report.looked, now)
+    match report.outcome:
+        case RoundOutcome.SUCCEEDED:
+            view = _published(strategy, report.view_revision, state.active, confirmed=report.serving_published)
+            error = None if report.serving_published else _UNCONFIRMED
+            return _back(state.but(view=view, last_error=error), strategy, now)
+        case RoundOutcome.ABANDONED:
+            return _back(state, strategy, now, abandoned=True)
+        case RoundOutcome.CANCELLED if not report.withdrawn and state.owed is None:
+            return _back(state, strategy, now)
+        case _:
+            why = _failure("fast recovery", report.reason, report.detail, strategy)
+            reseed = report.reason is RoundReason.GUARD_REFUSED
+            reason = _still_ordered(state, DecisionReason.FAST_RECOVERY_FAILED)
+            return state.but(reseed=state.reseed or reseed).owing(reason, why, now)
+
+
+def _after_reinference(state: InstanceState, strategy: RunningStrategy, report: ReinferenceReport, now: float) -> InstanceState:
+    """The fault was tried once. Where it has not healed and engines show a fault, the rules judge that; else it failed."""
+    state = _looking(state.but(stage_times=report.stage_times), report.looked, now)
+    if report.healed:
+        return _back(state, strategy, now)
+    why = _failure("token reinference", report.reason, report.detail, strategy)
+    judged_by_rules = state.holds_evidence or not state.config.enable_dp_scale_down_proxy
+    if judged_by_rules or report.reason is ReinferenceReason.CANCELLED:
+        return _back(state.but(last_error=why), strategy, now)
+    return state.owing(_still_ordered(state, DecisionReason.REINFERENCE_FAILED), why, now)
+
+
+def _after_transaction(
+    state: InstanceState, strategy: RunningStrategy, report: RoundReport | FastRecoveryReport
+) -> InstanceState:
+    """What both kinds of transaction leave behind, however they ended."""
+    return state.but(
+        view_revision=max(state.view_revision, strategy.view_revision + REVISIONS_OF_A_STRATEGY, report.view_revision),
+        request_id=report.request_id,
+        gate=report.gate if report.gate is not None else state.gate,
+        stage_times=report.stage_times,
+        pending_finalize=(*state.pending_finalize, *_pending(state.topology, report)),
+    )
+
+
+def _back(state: InstanceState, strategy: RunningStrategy, now: float, *, abandoned: bool = False) -> InstanceState:
+    """In the phase before the strategy, as if it had not been; how often that was an abandoned one is counted."""
+    state = state.but(abandoned_at=(*state.abandoned_at, now)[-16:]) if abandoned else state
+    return state.entering(strategy.phase_before, now)
 
 
 def _after_success(state: InstanceState, strategy: RunningStrategy, report: RoundReport, now: float) -> InstanceState:
@@ -224,39 +193,48 @@ def _after_success(state: InstanceState, strategy: RunningStrategy, report: Roun
     committed = tuple(sorted({*state.dead_committed, *report.dead_committed}))
     state = _looking(state.but(dead_committed=committed), report.looked, strategy.committed_at or now)
     if report.committed:
-        view = ServingView(
-            revision=report.view_revision or strategy.view_revision + REVISIONS_OF_A_STRATEGY,
-            ranks=state.active,
-            confirmed=report.serving_published,
-        )
-        state = state.but(view=view, last_error=None if report.serving_published else "Coordinators have not all confirmed")
+        view = _published(strategy, report.view_revision, state.active, confirmed=report.serving_published)
+        state = state.but(view=view, last_error=None if report.serving_published else _UNCONFIRMED)
     phase = resting_phase(committed)
     if state.phase is FtPhase.SCALING_DOWN:
         state = state.entering(FtPhase.POST_SCALE_CLEANUP, now)
     return state.entering(phase, now)
 
 
-def _after_rebuild(state: InstanceState, strategy: RunningStrategy, report: ReconfigurationReport, now: float) -> InstanceState:
+def _after_rebuild(
+    state: InstanceState, strategy: RunningStrategy, report: ReconfigurationReport | RelaunchReport, now: float
+) -> InstanceState:
+    """A rebuild makes the group whole; a relaunch starts the shrunk one anew. What led to it stays the last error."""
+    relaunch = isinstance(report, RelaunchReport)
     revision = max(state.view_revision, strategy.view_revision + REVISIONS_OF_A_STRATEGY, report.view_revision)
-    state = state.but(view_revision=revision, rebuild_ended_at=now, stage_times=report.stage_times)
+    ended = state.rebuild_ended_at if relaunch else now
+    state = state.but(view_revision=revision, rebuild_ended_at=ended, stage_times=report.stage_times)
     if not report.succeeded:
-        why = f"{strategy.workflow_id}: {report.reason}" + (f": {report.detail}" if report.detail else "")
-        return _looking(state, report.looked, now).but(reseed=True).owing(DecisionReason.REBUILD_FAILED, why, now)
-    evidence = state.evidence.formed(report.engine_incarnations, state.topology.ranks, now)
-    whole = state.but(
-        evidence=evidence.merge_all(from_look(report.looked, now), ()),
-        dead_committed=(),
+        why = _failure("relaunch" if relaunch else "rebuild", report.reason, report.detail, strategy)
+        reason = DecisionReason.RELAUNCH_FAILED if relaunch else DecisionReason.REBUILD_FAILED
+        return _looking(state, report.looked, now).but(reseed=True).owing(_still_ordered(state, reason), why, now)
+    committed = state.dead_committed if relaunch else ()
+    state = state.but(dead_committed=committed)
+    evidence = state.evidence.formed(report.engine_incarnations, state.active, now)
+    started = state.but(
+        evidence=evidence.merge_all(from_look(report.looked, now), committed),
         pending_finalize=(),
         absent_node_managers=(),
+        lost_node_managers=(),
         abandoned_at=(),
-        last_error=None if report.serving_published else "Coordinators have not all confirmed",
-        view=ServingView(
-            revision=report.view_revision or strategy.view_revision + REVISIONS_OF_A_STRATEGY,
-            ranks=state.topology.ranks,
-            confirmed=report.serving_published,
-        ),
+        last_error=state.last_error if report.serving_published else _UNCONFIRMED,
+        view=_published(strategy, report.view_revision, state.active, confirmed=report.serving_published),
     )
-    return whole.entering(FtPhase.NORMAL, now)
+    return started.entering(resting_phase(committed), now)
+
+
+def _published(strategy: RunningStrategy, revision: int, ranks: tuple[int, ...], *, confirmed: bool) -> ServingView:
+    return ServingView(revision=revision or strategy.view_revision + REVISIONS_OF_A_STRATEGY, ranks=ranks, confirmed=confirmed)
+
+
+def _failure(what: str, reason: object, detail: str, strategy: RunningStrategy) -> str:
+    """What a person reads of a strategy that failed: what, why, the details as the peers told them, and where to look."""
+    return f"{what} failed: {reason}{f': {detail}' if detail else ''} ({strategy.workflow_id})"
 
 
 def _looking(state: InstanceState, looked: dict[int, RankEntry], looked_at: float) -> InstanceState:
@@ -268,18 +246,20 @@ def _still_ordered(state: InstanceState, reason: DecisionReason) -> DecisionReas
     return DecisionReason.FORCED if state.owed is DecisionReason.FORCED else reason
 
 
-def _pending(topology: Topology, report: RoundReport) -> tuple[PendingFinalize, ...]:
+def _pending(topology: Topology, report: RoundReport | FastRecoveryReport) -> tuple[PendingFinalize, ...]:
     managers = [manager for manager in topology.managers if str(manager) in report.pending_finalize]
+    if isinstance(report, RoundReport):
+        commit, removed, dead_committed = report.committed, report.removed_dp_ranks, report.dead_committed
+    else:
+        commit, removed, dead_committed = report.outcome is RoundOutcome.SUCCEEDED, (), ()
     return tuple(
         PendingFinalize(
             request_id=report.request_id,
             generation=report.generation,
-            commit=report.committed,
+            commit=commit,
             manager=manager,
-            retired=tuple(rank for rank in topology.ranks_of(manager) if rank in report.removed_dp_ranks)
-            if report.committed
-            else (),
-            dead_committed=report.dead_committed,
+            retired=tuple(rank for rank in topology.ranks_of(manager) if rank in removed) if commit else (),
+            dead_committed=dead_committed,
         )
         for manager in managers
     )

@@ -17,7 +17,7 @@ from typing import Final
 
 from temporalio import workflow
 from temporalio.common import RawValue, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, FailureError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, WorkflowAlreadyStartedError
 
 from workflows.alarm import Alarm
 from workflows.fault_manager_errands import FaultManagerErrands
@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.instance import InstanceState, Life
     from domain.learning import assembled
     from domain.messages.event_pusher import ForgetInstance
-    from domain.messages.round import CommitRecord, RoundOrder
+    from domain.messages.round import CommitRecord
     from domain.messages.strategy import (
         EVENT_PUSHER_ID,
         FAULT_MANAGER_WORKFLOW,
@@ -39,13 +39,14 @@ with workflow.unsafe.imports_passed_through():
         CommandOutcome,
         CommandReply,
         FaultManagerStart,
-        ReconfigurationOrder,
+        HoldCall,
         ReconfigureCall,
         StrategyKind,
         StrategyState,
     )
     from domain.runtime import SERVING_PHASES, FtPhase, RuntimeRecord
-    from domain.strategy_life import QUIET_LIMIT_SEC, execution_bound_sec, start_rebuild, start_round, took_commit
+    from domain.strategy_life import QUIET_LIMIT_SEC, took_commit
+    from domain.strategy_start import STARTING, execution_bound_sec, start
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 8_000
 """Length of history at which the workflow continues as new, also where the server does not suggest it yet."""
@@ -55,8 +56,12 @@ TASK_TIMEOUT: Final = timedelta(seconds=2)
 
 _STRATEGY_WORKFLOWS: Final = {
     StrategyKind.SCALE_DOWN: "ScaleDownRound",
+    StrategyKind.FAST_RECOVERY: "FastRecovery",
+    StrategyKind.TOKEN_REINFERENCE: "TokenReinference",
+    StrategyKind.ENGINE_RELAUNCH: "EngineRelaunch",
     StrategyKind.INSTANCE_RECONFIGURATION: "InstanceReconfiguration",
 }
+"""The one table from a kind to its workflow; `domain.strategy_start` makes the orders."""
 
 
 @workflow.defn(name=FAULT_MANAGER_WORKFLOW)
@@ -90,7 +95,13 @@ class FaultManager:
     def on_signal(self, name: str, values: Sequence[RawValue]) -> None:
         """Every signal, whatever its name and inputs; what cannot be used is recorded as refused."""
         payloads = [value.payload for value in values]
+        known = self._state.evidence.hardware.faults
         self._memory.become(take_signal(self._state, name, payloads, workflow.payload_converter(), now()))
+        for key, fault in self._state.evidence.hardware.faults.items():
+            if key not in known and not fault.mappable:
+                workflow.logger.warning(
+                    "hardware fault that cannot be mapped", extra={"fault": str(fault), "why": fault.unmapped}
+                )
 
     @workflow.update
     def record_commit(self, record: CommitRecord) -> bool:
@@ -126,6 +137,35 @@ class FaultManager:
         self._memory.become(ordered if state.strategy is not None else ordered.owing(why, call.why, now()))
         return CommandReply(outcome=CommandOutcome.ACCEPTED, message="the instance is going to be rebuilt")
 
+    @workflow.update
+    def hold(self, call: HoldCall) -> CommandReply:
+        """Automation off: what is decided is recorded and not done. A strategy that runs goes on to its end."""
+        self._memory.become(self._state.but(held=call.why or "by a person"))
+        running = self._state.strategy
+        left = f"; {running.workflow_id} goes on to its end" if running is not None else ""
+        return CommandReply(outcome=CommandOutcome.ACCEPTED, message=f"the automation is off{left}")
+
+    @workflow.update
+    def release(self) -> CommandReply:
+        """Automation on: what stands by now is decided on, and acted on."""
+        self._memory.become(self._state.but(held=None))
+        return CommandReply(outcome=CommandOutcome.ACCEPTED, message="the automation is on")
+
+    @hold.validator
+    def _may_hold(self, call: HoldCall) -> None:
+        self._require_living()
+
+    @release.validator
+    def _may_release(self) -> None:
+        self._require_living()
+        if self._state.held is None:
+            raise ApplicationError("the automation is not held", type=CommandOutcome.NOT_HELD.value)
+
+    def _require_living(self) -> None:
+        """Refused before it enters history: there is nothing left to command."""
+        if self._state.life is Life.ENDING:
+            raise ApplicationError("the instance was deleted, the FaultManager ends", type=CommandOutcome.NOT_READY.value)
+
     @workflow.query
     def status(self) -> RuntimeRecord:
         """The FT runtime record (contracts §5)."""
@@ -155,40 +195,41 @@ class FaultManager:
                     state = self._state
         decision = decide(state.evidence, state.situation(), state.topology, state.config, now())
         self._memory.decision = decision
+        if decision.handled:
+            self._memory.become(state.handling(decision.handled))
         await self._act(decision)
+        followed = self._state.following(decision)
+        if followed != self._state:
+            self._memory.become(followed)
 
     async def _act(self, decision: Decision) -> None:
+        """What the automation does about it; with the automation off only what a person ordered."""
+        if self._state.automation_off and decision.reason not in (DecisionReason.FORCED, DecisionReason.ORDERED):
+            if decision.action is Action.WAKE:
+                self._memory.become(self._state.but(woken_for=self._memory.collecting_since()))
+            return
         match decision.action:
-            case Action.SCALE_DOWN if not self._state.reseed:
-                before = self._state.phase
-                state, order = start_round(self._state, decision, f"scale-down-{workflow.uuid4().hex}", now())
-                await self._start(state, order, f"remove ranks {list(order.pending_ranks)}", decision, before)
-            case Action.RECONFIGURE if not self._state.reseed:
-                before = self._state.phase
-                state, rebuild = start_rebuild(self._state.but(life=Life.RUNNING), decision, now())
-                await self._start(state, rebuild, rebuild.why, decision, before)
+            case action if action in STARTING and not self._state.reseed:
+                await self._start(decision)
+            case Action.SCALE_P2D:
+                why = f"ScaleP2D is not available yet, the instance is rebuilt instead; {decision.detail}"
+                self._memory.become(self._state.owing(DecisionReason.SCALE_P2D_UNAVAILABLE, why, now()))
             case Action.PREEMPT:
                 await self._stop_strategy()
-            case Action.STAY_WITHDRAWN:
-                state = self._state
-                owed = state.owed or DecisionReason.BUDGET_SPENT
-                resting = state.withdrawn(now()).but(budget_spent=True, owed=owed, last_error=decision.then)
-                if resting != state:
-                    self._memory.become(resting)
+            case Action.STAY_WITHDRAWN if not self._state.budget_spent:
+                owed, why = self._state.owed or DecisionReason.BUDGET_SPENT, f"{decision.detail}; {decision.then}"
+                resting = self._state.withdrawn(now()).but(budget_spent=True, owed=owed, last_error=why)
+                self._memory.become(resting.but(owed_detail=resting.owed_detail or decision.detail))
 
-    async def _start(
-        self,
-        state: InstanceState,
-        order: RoundOrder | ReconfigurationOrder,
-        summary: str,
-        decision: Decision,
-        phase_before: FtPhase,
-    ) -> None:
-        """Start the strategy that `state` has as its running one."""
+    async def _start(self, decision: Decision) -> None:
+        """Start the strategy that is decided on, as the next generation."""
+        phase_before = self._state.phase
+        state, order = start(self._state, decision, workflow.uuid4().hex, now())
         strategy = state.strategy
         assert strategy is not None
         self._memory.become(state)
         workflow.logger.info("strategy starts", extra={"id": strategy.workflow_id, "reason": decision.reason.value})
+        what = f"{decision.action} of ranks {list(decision.ranks)}" if decision.ranks else str(decision.action)
         try:
             child = await workflow.start_child_workflow(
                 _STRATEGY_WORKFLOWS[strategy.kind],
@@ -198,7 +239,7 @@ class FaultManager:
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 execution_timeout=timedelta(seconds=execution_bound_sec(state, strategy.kind)),
                 task_timeout=TASK_TIMEOUT,
-                static_summary=f"instance {state.instance_id}: {summary}"[:200],
+                static_summary=f"instance {state.instance_id}: {what}, {decision.reason}"[:200],
                 static_details=f"{decision.reason}: {decision.detail}",
             )
         except WorkflowAlreadyStartedError:
@@ -230,10 +271,10 @@ class FaultManager:
             self._memory.become(self._state.but(strategy=attached))
             return
         state = self._state.but(strategy=None, reseed=True)
-        if strategy.kind is StrategyKind.SCALE_DOWN:
-            self._memory.become(state.entering(phase_before, now()))
-        else:
+        if strategy.kind in (StrategyKind.INSTANCE_RECONFIGURATION, StrategyKind.ENGINE_RELAUNCH):
             self._memory.become(state.owing(decision.reason, decision.detail, now()))
+        else:
+            self._memory.become(state.entering(phase_before, now()))
 
     async def _stop_strategy(self) -> None:
         """Ask the running strategy to end; once. Whether it does before its commit point is its own affair."""

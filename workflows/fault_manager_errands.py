@@ -40,9 +40,12 @@ with workflow.unsafe.imports_passed_through():
         StopNodeManagersResult,
         StrategyKind,
         StrategyState,
+        WakeCall,
+        WakeResult,
     )
     from domain.runtime import SERVING_PHASES
-    from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, attach, took_end
+    from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, took_end
+    from domain.strategy_start import attach
     from domain.topology import Topology
     from domain.watch import Question
 
@@ -69,7 +72,6 @@ class FaultManagerErrands:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._errands = Errands(memory.wake, memory.note_failure)
-        self._looking_for: float | None = None
 
     @property
     def idle(self) -> bool:
@@ -86,16 +88,18 @@ class FaultManagerErrands:
         told = state.node_managers_started or state.life is Life.RUNNING
         decision = self._memory.decision
         fresh_look = decision is not None and decision.action is Action.FRESH_LOOK and quiet
+        waking = decision is not None and decision.action is Action.WAKE and quiet and not state.automation_off
         want = self._errands.want
         want("search attributes", state.search_attributes is None, self._ask_search_attributes, at)
         want("journals", state.life is Life.LEARNING or (state.reseed and quiet), self._read_journals, at)
         want("start", state.life is Life.ASSEMBLING and not state.node_managers_started, self._start_node_managers, at)
         want("ready", state.life is Life.ASSEMBLING and state.node_managers_started, self._await_ready, at)
         want("fresh look", fresh_look, self._look, at)
+        want("wake", waking, self._wake, at)
         want("look-up", self._strategy_is_silent(at), self._look_up, at)
         want("view", not state.view.confirmed and quiet and state.life is not Life.LEARNING, self._push_view, at)
         want("finalize", bool(state.pending_finalize) and quiet, self._finalize, at)
-        want("pace", told and state.pace_told != state.wanted_pace_sec, self._tell_pace, at)
+        want("pace", told and state.pace_told != state.wanted_pace_sec and not state.config.observe_only, self._tell_pace, at)
 
     @property
     def _state(self) -> InstanceState:
@@ -162,7 +166,7 @@ class FaultManagerErrands:
         if newest == 0:
             return None
         for generation in (newest + 1, newest):
-            for kind in (StrategyKind.SCALE_DOWN, StrategyKind.INSTANCE_RECONFIGURATION):
+            for kind in StrategyKind:
                 if (await self.ask_about(kind, generation)).state is StrategyState.RUNNING:
                     return kind, generation
         return None
@@ -226,13 +230,24 @@ class FaultManagerErrands:
 
     async def _look(self) -> bool:
         """Rule 10's one fresh look. A look that could not be made counts as made: waiting longer would help nobody."""
-        looking_for = self._state.evidence.first_fault_at(self._state.active)
         try:
             result = await self._look_at_all()
             reports = from_look(result.looked, now())
             self._memory.become(self._state.but(evidence=self._state.evidence.merge_all(reports, self._state.dead_committed)))
         finally:
-            self._memory.become(self._state.but(looked_for=looking_for))
+            self._memory.become(self._state.but(looked_for=self._memory.collecting_since()))
+        return True
+
+    async def _wake(self) -> bool:
+        """`wake_idle_survivors`: one completion to each, once. What the engines then find out, they report."""
+        decision, since = self._memory.decision, self._memory.collecting_since()
+        ranks = decision.ranks if decision is not None else ()
+        call = WakeCall(questions=_questions(self._state.topology, ranks), request_timeout_sec=self._timeout_sec)
+        try:
+            what = f"one completion to each of ranks {list(ranks)}"
+            await self._call(FaultManagerActivity.WAKE, call, WakeResult, 2 * self._timeout_sec, what)
+        finally:
+            self._memory.become(self._state.but(woken_for=since))
         return True
 
     async def _look_up(self) -> bool:

@@ -9,6 +9,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.decision import Decision
     from domain.instance import InstanceState
     from domain.messages.strategy import FaultManagerStart
+    from domain.situation import Case
 
 
 def now() -> float:
@@ -34,6 +35,11 @@ class Memory:
 
     def wake(self) -> None:
         self.changed = True
+
+    def collecting_since(self) -> float | None:
+        """When the collection began that is under way now (rule 10)."""
+        state = self.state
+        return Case(state.evidence, state.situation(), state.topology, state.config, now()).collecting_since
 
     def note_failure(self, errand: str, message: str) -> None:
         """An activity gave no result: shown to people, tried again by the loop."""

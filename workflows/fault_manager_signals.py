@@ -15,21 +15,29 @@ from temporalio.converter import PayloadConverter
 from domain.config import FaultToleranceConfig
 from domain.engine import EngineStatus
 from domain.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
+from domain.hardware import HardwareEvidence, fault_key, observed_fault
 from domain.instance import InstanceState, Life
 from domain.messages.controller import MotorStatus, SoftwareFaultReport
 from domain.messages.node_manager import PodReport
+from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport
 from domain.messages.strategy import (
+    CLEAR_HARDWARE_SIGNAL,
     CLEAR_SIGNAL,
     CONFIG_SIGNAL,
     END_SIGNAL,
+    NODE_MANAGER_BACK_SIGNAL,
+    NODE_MANAGER_LOST_SIGNAL,
     PROGRESS_SIGNAL,
+    REPORT_HARDWARE_SIGNAL,
     REPORT_SIGNAL,
     TERMINATE_SIGNAL,
+    NodeManagerWord,
     Removal,
     StrategyEnd,
     StrategyProgress,
 )
 from domain.strategy_life import took_end, took_progress
+from domain.topology import NodeManagerAddress
 
 ENDING_LIMIT_SEC: Final = 180.0
 """How long the deletion of an instance may take: withdrawal and stop; then the FaultManager ends all the same."""
@@ -97,16 +105,57 @@ class _Anything(BaseModel, extra="allow"):
 
 
 def _on_report(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    body, received_at = _stamped(values, now)
+    return _merged(state, REPORT_SIGNAL, _reports(state, body, received_at), body, now)
+
+
+def _stamped(values: list[Any], now: float) -> tuple[dict[str, Any], float]:
+    """A report, bare or wrapped with the time at which the API received it, and when it counts as received."""
     body = _mapping(values)
-    received_at: float | None = None
-    if "report" in body:
-        wrapped, stamp = body["report"], body.get("received_at")
-        if not isinstance(wrapped, dict):
-            raise SignalRefused("report must be a JSON object")
-        if isinstance(stamp, (int, float)) and not isinstance(stamp, bool):
-            received_at = float(stamp)
-        body = wrapped
-    return _merged(state, REPORT_SIGNAL, _reports(state, body, arrival(received_at, now)), body, now)
+    if "report" not in body:
+        return body, now
+    wrapped, stamp = body["report"], body.get("received_at")
+    if not isinstance(wrapped, dict):
+        raise SignalRefused("report must be a JSON object")
+    received_at = float(stamp) if isinstance(stamp, (int, float)) and not isinstance(stamp, bool) else None
+    return wrapped, arrival(received_at, now)
+
+
+def _on_hardware(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    body, received_at = _stamped(values, now)
+    report = _parsed(HardwareFaultReport, [body])
+    fault = observed_fault(
+        state.topology, report.node_name, report.fault_code, report.npu_name, report.level, received_at, report.source
+    )
+    return _with_hardware(state, state.evidence.hardware.report(fault))
+
+
+def _on_hardware_cleared(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    body, received_at = _stamped(values, now)
+    clear = _parsed(HardwareFaultClear, [body])
+    key = fault_key(clear.node_name, clear.fault_code, clear.npu_name)
+    return _with_hardware(state, state.evidence.hardware.clear(key, received_at))
+
+
+def _with_hardware(state: InstanceState, hardware: HardwareEvidence) -> InstanceState:
+    return state.but(evidence=state.evidence.model_copy(update={"hardware": hardware}))
+
+
+def _on_lost(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    manager = _manager(state, values)
+    return state.but(lost_node_managers=(*(one for one in state.lost_node_managers if one != manager), manager))
+
+
+def _on_back(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+    manager = _manager(state, values)
+    return state.but(lost_node_managers=tuple(one for one in state.lost_node_managers if one != manager))
+
+
+def _manager(state: InstanceState, values: list[Any]) -> NodeManagerAddress:
+    told = _parsed(NodeManagerWord, values).node_manager
+    if told not in state.topology.managers:
+        raise SignalRefused(f"instance {state.instance_id} has no NodeManager {told}")
+    return told
 
 
 def _reports(state: InstanceState, body: dict[str, Any], received_at: float) -> tuple[Report, ...]:
@@ -199,6 +248,10 @@ def _on_terminate(state: InstanceState, values: list[Any], now: float) -> Instan
 _HANDLERS: Final[dict[str, Handler]] = {
     REPORT_SIGNAL: _on_report,
     CLEAR_SIGNAL: _on_clear,
+    REPORT_HARDWARE_SIGNAL: _on_hardware,
+    CLEAR_HARDWARE_SIGNAL: _on_hardware_cleared,
+    NODE_MANAGER_LOST_SIGNAL: _on_lost,
+    NODE_MANAGER_BACK_SIGNAL: _on_back,
     PROGRESS_SIGNAL: _on_progress,
     END_SIGNAL: _on_end,
     CONFIG_SIGNAL: _on_config,

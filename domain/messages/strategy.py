@@ -61,6 +61,12 @@ Lifecycle information, never evidence of a death. May be repeated, also by sever
 NODE_MANAGER_BACK_SIGNAL = "node_manager_back"
 """To FaultManager, one `NodeManagerWord`: one that was lost answers or sends heartbeats again. May be repeated."""
 
+REPORT_HARDWARE_SIGNAL = "report_hardware_fault"
+"""To FaultManager: `{"report": HardwareFaultReport, "received_at": epoch seconds}`, or the report bare."""
+
+CLEAR_HARDWARE_SIGNAL = "clear_hardware_fault"
+"""To FaultManager: `{"report": HardwareFaultClear, "received_at": epoch seconds}`, or the clear bare."""
+
 TERMINATE_SIGNAL = "terminate"
 """To FaultManager, optionally `{"reason": "…", "stop_engines": true}`: the instance was deleted. Withdraw it, and end."""
 
@@ -75,6 +81,12 @@ REPUBLISH_UPDATE = "republish"
 
 RECONFIGURE_UPDATE = "reconfigure"
 """To FaultManager, one `ReconfigureCall` → `CommandReply`."""
+
+HOLD_UPDATE = "hold"
+"""To FaultManager, one `HoldCall` → `CommandReply`: automation off. Refused by its validator once the instance is deleted."""
+
+RELEASE_UPDATE = "release"
+"""To FaultManager, no input → `CommandReply`: automation on again. Refused by its validator where it is on."""
 
 INSTANCES_QUERY = "instances"
 """To InstanceRegistry → `RegistryView`."""
@@ -105,6 +117,7 @@ class FaultManagerActivity(StrEnum):
     AWAIT_ENGINES_READY = "await_engines_ready"  # EnginesReadyCall → EnginesReadyResult
     PACE = "pace"  # PaceCall → None
     FRESH_LOOK = "fresh_look"  # FreshLookCall → FreshLookResult
+    WAKE = "wake"  # WakeCall → WakeResult
     PUSH_VIEW = "push_view"  # ViewCall → ViewResult
     FINALIZE = "finalize"  # FinalizeCall → FinalizeResult
     LOOK_UP_STRATEGY = "look_up_strategy"  # LookUpCall → LookUpResult
@@ -164,6 +177,7 @@ class ReconfigurationReason(StrEnum):
     VERIFY_FAILED = "VERIFY_FAILED"
     STOP_UNREACHABLE = "STOP_UNREACHABLE"  # a NodeManager that did not answer until the deadline may still run its engines
     PORT_FAILED = "PORT_FAILED"  # an activity ended without an answer
+    FAULTS_REMAIN = "FAULTS_REMAIN"  # all ranks were ready, and after the completions one is not any more
     CANCELLED = "CANCELLED"
 
 
@@ -327,12 +341,16 @@ class EnginesReadyResult(Strict):
 
 
 class StartNodeManagersCall(Strict):
-    """POST start to every NodeManager of the instance, each repeated until it took it or `deadline_at` (epoch seconds)."""
+    """POST start to every NodeManager of the instance, each repeated until it took it or `deadline_at` (epoch seconds).
+
+    Those in `optional` have nothing to start: they are told once, and it does not matter if nobody listens.
+    """
 
     topology: Topology
     config: FaultToleranceConfig
     generation: Generation
     dead_committed: tuple[Rank, ...] = ()
+    optional: tuple[NodeManagerAddress, ...] = ()
     deadline_at: float
 
 
@@ -345,19 +363,25 @@ class StartNodeManagersResult(Strict):
 
 
 class StopNodeManagersCall(Strict):
-    """Stop every NodeManager's engines and let the Pods restart; done when each has come back in a new life, or is gone.
+    """Stop every NodeManager's engines, each until that is done: `stop_node_managers` lets the Pods restart, and waits until
+    each is back in a new life; `stop_engines` leaves the NodeManagers running.
 
-    An unreachable NodeManager is retried until `deadline_at` and then reported in `unreachable`.
+    An unreachable NodeManager is retried until `deadline_at` and then reported in `unreachable`. One in `may_be_gone` is
+    asked once; where nobody answers it counts as stopped.
     """
 
     managers: tuple[NodeManagerAddress, ...]
+    may_be_gone: tuple[NodeManagerAddress, ...] = ()
     generation: Generation
     request_timeout_sec: float
     deadline_at: float
 
 
 class StopNodeManagersResult(Strict):
+    """`gone`: those of `may_be_gone` that did not answer."""
+
     stopped: tuple[NodeManagerAddress, ...] = ()
+    gone: tuple[NodeManagerAddress, ...] = ()
     unreachable: tuple[PeerRefusal, ...] = ()
     refusals: tuple[PeerRefusal, ...] = ()
 
@@ -383,6 +407,19 @@ class FreshLookResult(Strict):
     looked: dict[int, RankEntry] = Field(default_factory=dict)
     node_manager_incarnations: dict[str, str] = Field(default_factory=dict)
     unreadable: dict[int, str] = Field(default_factory=dict)
+
+
+class WakeCall(Strict):
+    """One completion to each of these ranks, once, whatever becomes of it (`wake_idle_survivors`)."""
+
+    questions: tuple[Question, ...]
+    request_timeout_sec: float
+
+
+class WakeResult(Strict):
+    """`failed`: the ranks that gave no completion, and why. That is no evidence; what the engines report then is."""
+
+    failed: dict[int, str] = Field(default_factory=dict)
 
 
 class ViewRecord(Strict):
@@ -592,11 +629,18 @@ class ReconfigureCall(Strict):
     why: str = ""
 
 
+class HoldCall(Strict):
+    """Update `hold` of FaultManager: decide and record, act no more, until `release`. `why` is shown to people."""
+
+    why: str = ""
+
+
 class CommandOutcome(StrEnum):
     ACCEPTED = "ACCEPTED"
     STRATEGY_RUNS = "STRATEGY_RUNS"  # not while a strategy runs
     NOT_SERVING = "NOT_SERVING"  # there is no published view that could be pushed again
     BUDGET_SPENT = "BUDGET_SPENT"  # only with `force`
+    NOT_HELD = "NOT_HELD"  # the automation is on already
     NOT_READY = "NOT_READY"  # the FaultManager is still learning what the instance has been through, or ends
 
 

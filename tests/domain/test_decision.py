@@ -119,7 +119,9 @@ def test_rule_1_with_the_feature_off_a_software_fault_takes_the_original_strateg
     off = config(enable_dp_scale_down=False)
     complete = {1: D, 0: U, 2: U, 3: U}
     assert decided(complete, settings=off).reason is DecisionReason.FEATURE_OFF
-    assert decided(complete, settings=off).action is Action.RECONFIGURE
+    assert decided(complete, settings=off).action is Action.ENGINE_RELAUNCH
+    no_relaunch = config(enable_dp_scale_down=False, enable_engine_relaunch=False)
+    assert decided(complete, settings=no_relaunch).action is Action.RECONFIGURE
     assert decided({}, settings=off).action is Action.NOTHING
     assert decided(complete, settings=off, strategy_runs=True).action is Action.KEEP
     assert decided(complete, settings=config(enable_fault_tolerance=False)).reason is DecisionReason.FEATURE_OFF
@@ -150,8 +152,8 @@ def test_rule_8_names_the_dead_and_nobody_else() -> None:
 def test_rule_8_gives_up_on_rounds_that_keep_finding_the_dead_alive() -> None:
     complete = {1: D, 0: U, 2: U, 3: U}
     abandoned = (T0 - 30.0,) * ABANDONED_ROUNDS_ALLOWED
-    assert decided(complete, abandoned_at=abandoned[:-1]).action is Action.SCALE_DOWN
-    assert decided(complete, abandoned_at=abandoned).reason is DecisionReason.ABANDONED_TOO_OFTEN
+    assert decided(complete, abandoned_at=abandoned).action is Action.SCALE_DOWN
+    assert decided(complete, abandoned_at=(*abandoned, T0 - 20.0)).reason is DecisionReason.ABANDONED_TOO_OFTEN
     long_ago = (T0 - config().reconfiguration_window_sec - 1,) * 9
     assert decided(complete, abandoned_at=long_ago).action is Action.SCALE_DOWN
 

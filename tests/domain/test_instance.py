@@ -21,7 +21,8 @@ from domain.messages.strategy import (
     StrategyProgress,
 )
 from domain.runtime import SERVING_PHASES, FtPhase
-from domain.strategy_life import after_loss, start_rebuild, start_round, took_commit, took_end, took_progress
+from domain.strategy_life import after_loss, took_commit, took_end, took_progress
+from domain.strategy_start import start_rebuild, start_round
 from tests.domain.instance_factories import T0, D, H, U, config, report, serving_state, topology
 
 ROUND = StrategyKind.SCALE_DOWN

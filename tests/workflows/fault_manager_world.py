@@ -60,6 +60,8 @@ from domain.messages.strategy import (
     StrategyKind,
     StrategyProgress,
     StrategyState,
+    WakeCall,
+    WakeResult,
     fault_manager_id,
 )
 from domain.runtime import FtPhase, RuntimeRecord
@@ -82,10 +84,20 @@ def topology(instance_id: int, ranks: int = 4, per_pod: int = 2) -> Topology:
         model_name="model",
         parallel_config=ParallelConfig(dp_size=ranks),
         dp_master_port=29500,
-        node_managers=tuple(NodeManagerPlace(pod_ip=ip, port=1026) for ip in dict.fromkeys(ips)),
-        endpoints=tuple(Endpoint(id=rank, pod_ip=ip, ip=ip, business_port=10000 + rank) for rank, ip in enumerate(ips)),
+        node_managers=tuple(
+            NodeManagerPlace(pod_ip=ip, port=1026, node_name=f"node-{index}") for index, ip in enumerate(dict.fromkeys(ips))
+        ),
+        endpoints=tuple(
+            Endpoint(id=rank, pod_ip=ip, ip=ip, business_port=10000 + rank, device_ids=(str(rank % per_pod),))
+            for rank, ip in enumerate(ips)
+        ),
         ft_capability=FtCapability(
-            enabled=True, scale_down_supported=True, external_lb=True, eplb_enabled=True, num_redundant_experts=4
+            enabled=True,
+            scale_down_supported=True,
+            retry_supported=True,
+            external_lb=True,
+            eplb_enabled=True,
+            num_redundant_experts=4,
         ),
     )
 
@@ -152,6 +164,7 @@ class World:
         self.calls: list[tuple[str, Any]] = []
         self.rounds: list[RoundOrder] = []
         self.rebuilds: list[ReconfigurationOrder] = []
+        self.others: list[tuple[StrategyKind, dict[str, Any]]] = []
         self.sequence = 0
 
     @property
@@ -296,6 +309,18 @@ class World:
         )
         await self._finish(kind, order.generation)
 
+    async def end_other(self, **report: Any) -> None:
+        """The last one of the other strategies ends with this report, under its field's name in `StrategyEnd`."""
+        kind, order = self.others[-1]
+        workflow_id = kind.workflow_id(self.instance_id, order["generation"])
+        told = {
+            name: {"instance_id": self.instance_id, "generation": order["generation"], **fields}
+            for name, fields in report.items()
+        }
+        common = {"kind": kind, "instance_id": self.instance_id, "generation": order["generation"], "workflow_id": workflow_id}
+        await self.signal(END_SIGNAL, StrategyEnd.model_validate({**common, **told}))
+        await self._finish(kind, order["generation"])
+
     async def _finish(self, kind: StrategyKind, generation: int) -> None:
         await self.client.get_workflow_handle(kind.workflow_id(self.instance_id, generation)).signal("stop")
 
@@ -365,12 +390,21 @@ class World:
 
     # What the stand-in strategies tell.
 
+    @activity.defn(name="wake")
+    async def wake(self, call: WakeCall) -> WakeResult:
+        self.note("wake", call)
+        return WakeResult()
+
     @activity.defn(name="note_order")
-    async def note_order(self, order: dict[str, Any]) -> None:
-        if "request_id" in order:
-            self.rounds.append(RoundOrder.model_validate(order))
-        else:
-            self.rebuilds.append(ReconfigurationOrder.model_validate(order))
+    async def note_order(self, workflow_id: str, order: dict[str, Any]) -> None:
+        kind = next(kind for kind in StrategyKind if workflow_id.startswith(f"{kind}-"))
+        match kind:
+            case StrategyKind.SCALE_DOWN:
+                self.rounds.append(RoundOrder.model_validate(order))
+            case StrategyKind.INSTANCE_RECONFIGURATION:
+                self.rebuilds.append(ReconfigurationOrder.model_validate(order))
+            case _:
+                self.others.append((kind, order))
 
 
 class StandIn:
@@ -380,7 +414,8 @@ class StandIn:
         self.stopped = False
 
     async def live(self, order: dict[str, Any]) -> None:
-        await workflow.execute_activity("note_order", order, start_to_close_timeout=timedelta(seconds=10))
+        called = [workflow.info().workflow_id, order]
+        await workflow.execute_activity("note_order", args=called, start_to_close_timeout=timedelta(seconds=10))
         await workflow.wait_condition(lambda: self.stopped)
 
 
@@ -406,6 +441,42 @@ class StandInRebuild(StandIn):
         self.stopped = True
 
 
+@workflow.defn(name="FastRecovery", sandboxed=False)
+class StandInFastRecovery(StandIn):
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> None:
+        await self.live(order)
+
+    @workflow.signal
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@workflow.defn(name="EngineRelaunch", sandboxed=False)
+class StandInRelaunch(StandIn):
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> None:
+        await self.live(order)
+
+    @workflow.signal
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@workflow.defn(name="TokenReinference", sandboxed=False)
+class StandInReinference(StandIn):
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> None:
+        await self.live(order)
+
+    @workflow.signal
+    def stop(self) -> None:
+        self.stopped = True
+
+
+STAND_INS = (StandInRound, StandInRebuild, StandInFastRecovery, StandInRelaunch, StandInReinference)
+
+
 def worker_of(
     world: World, *, sandboxed: bool = True, registry: bool = False, more_activities: Sequence[Callable[..., Any]] = ()
 ) -> Worker:
@@ -413,7 +484,7 @@ def worker_of(
     return Worker(
         world.client,
         task_queue=world.task_queue,
-        workflows=[FaultManager, StandInRound, StandInRebuild, *((InstanceRegistry, EventPusher) if registry else ())],
+        workflows=[FaultManager, *STAND_INS, *((InstanceRegistry, EventPusher) if registry else ())],
         activities=[
             world.usable_search_attributes,
             world.read_journals,
@@ -421,6 +492,7 @@ def worker_of(
             world.stop_node_managers,
             world.await_engines_ready,
             world.fresh_look,
+            world.wake,
             world.push_view,
             world.finalize,
             world.pace,
@@ -456,5 +528,6 @@ def _strategy_ids(world: World) -> list[str]:
     orders: list[tuple[StrategyKind, int]] = [
         *((StrategyKind.SCALE_DOWN, order.generation) for order in world.rounds),
         *((StrategyKind.INSTANCE_RECONFIGURATION, order.generation) for order in world.rebuilds),
+        *((kind, order["generation"]) for kind, order in world.others),
     ]
     return [kind.workflow_id(world.instance_id, generation) for kind, generation in orders]

@@ -384,8 +384,9 @@ async def test_a_new_configuration_counts_from_the_next_decision_on(temporal_cli
         await world.serve()
         await world.signal("config_changed", config(enable_dp_scale_down=False))
         await world.report({1: DEAD, 0: UNHEALTHY, 2: UNHEALTHY, 3: UNHEALTHY})
-        await world.until_true(lambda: world.rebuilds, "the original strategy")
-        assert "FEATURE_OFF" in world.rebuilds[0].why
+        await world.until_true(lambda: world.others, "the original strategy")
+        kind, order = world.others[0]
+        assert (kind, order["why"].split(":")[0]) == (StrategyKind.ENGINE_RELAUNCH, "FEATURE_OFF")
         assert not world.rounds
 
 
