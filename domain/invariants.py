@@ -5,8 +5,8 @@ records it looked at, and each violation with the records that show it. A judgem
 check that saw nothing has proved nothing. A source that was read to its end and held no offending record (an engine log
 without an apply) is an observation; so "nothing happened" can be judged too.
 
-I12 (replaying any prefix of a history gives the same commands) needs histories and a replayer; it is in the workflow
-tests.
+I12 (replaying any prefix of a history gives the same commands) needs histories and a replayer: drills judge it by
+`workers.replay`, beside these.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -6,6 +6,9 @@
     autotomy drill all [--out DIR]                         run all, one after the other
     autotomy drill restart --list                          the cells of the restart table
     autotomy drill restart --kill worker --at commit-point
+    autotomy drill restart --stop api --at after-202        SIGSTOP for 10 s instead
+    autotomy drill restart --cell lease-taken              one of the three unknowns
+    autotomy drill restart --all --out DIR [--side-by-side 2] [--resume] [--only stop]
     autotomy drill supervisor-table [--factor 10] [--runs 2] [--full]
 
 Exit codes: 0 passed, 1 failed, 2 could not run. With --json the last line on stdout is the result; what goes on is on
@@ -22,12 +25,15 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from domain.errors import AutotomyError
+from drills import bundle
 from drills.console import Console
 from drills.drill import Drill
 from drills.outcome import DrillReport
 from drills.registry import all_drills, find
 from drills.repetition import where_the_time_goes
-from drills.restart import PLACES, PROCESS, Point, Victim, cells, find_cell, restart_drill
+from drills.restart import How, Point, Unknown, UnknownCell, Victim, cell_table, find_cell, find_unknown
+from drills.restart_all import run_restart_table
+from drills.restart_run import restart_drill, unknown_drill
 from drills.run import DrillOptions, run_drill
 from drills.supervisor_table.experiment import Clock
 from drills.supervisor_table.report import NAME as TABLE
@@ -46,12 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.list:
-            print(_cell_table() if given.name == RESTART else _drill_list())
+            print(cell_table() if given.name == RESTART else _drill_list())
             return 0
         if given.name is None:
             parser.error("which drill? `--list` shows them")
         if given.name == TABLE:
             return asyncio.run(_run_table(given, given.out))
+        if given.name == RESTART and given.all:
+            return asyncio.run(_run_restart_table(given))
         chosen = _chosen(given)
         worst = asyncio.run(_run_all(chosen, given.out, times=given.times, as_json=given.json))
         if given.name == ALL:
@@ -77,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--times", type=_positive, default=1, metavar="N", help="run it N times in a row (default: once)")
     parser.add_argument("--json", action="store_true", help="the result as the last line of stdout")
     parser.add_argument("--kill", metavar="WHAT", help=f"restart: {', '.join(Victim)}")
+    parser.add_argument("--stop", metavar="WHAT", help="restart: SIGSTOP it for 10 s instead")
+    parser.add_argument("--cell", metavar="NAME", help=f"restart: {', '.join(Unknown)}")
+    parser.add_argument("--all", action="store_true", help="restart: every cell; writes cells.jsonl in --out")
+    parser.add_argument("--side-by-side", type=_positive, default=1, metavar="N", help="with --all: N installations at once")
+    parser.add_argument("--resume", action="store_true", help="with --all: leave out what has passed in --out before")
+    parser.add_argument("--only", default="", metavar="TEXT", help="with --all: only cells whose words contain TEXT")
     parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}")
     table = parser.add_argument_group(TABLE)
     table.add_argument("--factor", type=_factor, default=Clock().factor, help="divide its times by this (%(default)s)")
@@ -102,8 +116,24 @@ def _chosen(given: argparse.Namespace) -> list[Drill]:
     if given.name == ALL:
         return list(all_drills().values())
     if given.name == RESTART:
-        return [restart_drill(find_cell(given.kill or Victim.WORKER, given.at or Point.COMMIT_POINT))]
+        return [_restart(given)]
     return [find(given.name)]
+
+
+def _restart(given: argparse.Namespace) -> Drill:
+    if given.cell:
+        return unknown_drill(find_unknown(given.cell))
+    if given.kill and given.stop:
+        raise UnknownCell("--kill or --stop, not both")
+    how, victim = (How.STOP, given.stop) if given.stop else (How.KILL, given.kill or Victim.WORKER)
+    return restart_drill(find_cell(victim, given.at or Point.COMMIT_POINT, how))
+
+
+async def _run_restart_table(given: argparse.Namespace) -> int:
+    out = given.out or bundle.default_bundle("restart-all")
+    stream = sys.stderr if given.json else sys.stdout
+    with _cancelled_by_signals():
+        return await run_restart_table(out, side_by_side=given.side_by_side, resume=given.resume, only=given.only, stream=stream)
 
 
 async def _run_all(drills: Sequence[Drill], out: Path | None, *, times: int, as_json: bool) -> int:
@@ -172,13 +202,6 @@ def _drill_list() -> str:
             f"{ALL:<{width}}  All of the above but {RESTART}, one after the other.",
         ]
     )
-
-
-def _cell_table() -> str:
-    lines = ["WHAT (--kill):", *(f"  {victim:<26}{PROCESS[victim]}" for victim in Victim)]
-    lines += ["POINT (--at):", *(f"  {point:<26}{PLACES[point].meaning}" for point in Point), "", "cells and what is expected:"]
-    lines += [f"  {cell.victim:<26}{cell.point:<20}{cell.expected}" for cell in cells()]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

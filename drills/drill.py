@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from domain.config import FallbackStrategy
+from domain.messages.round import RoundReason
 from domain.model import Strict
 from stack.spec import EngineSpec, StackSpec
 
@@ -30,7 +31,8 @@ class Expectation(Strict):
     `masters`: per round the rank whose address every apply must name. `may_apply`: engines may have been told something
     before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
     no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
-    of our processes the drill kills. `repeated_set`: the periodic SET must have come, and have changed nothing.
+    of our processes the drill kills, `stopped`: how many it stops for a while. `reasons`: the first round must have ended
+    with one of these. `repeated_set`: the periodic SET must have come, and have changed nothing.
     """
 
     outcome: Outcome
@@ -41,6 +43,8 @@ class Expectation(Strict):
     rebuild_not_before_sec: float | None = None
     kept_pods: tuple[str, ...] = ()
     killed: int = 0
+    stopped: int = 0
+    reasons: tuple[RoundReason, ...] = ()
     repeated_set: bool = False
 
     @property

@@ -5,6 +5,7 @@ the supervisor's account of its processes, and the rounds' reports from the work
 makes the record that the invariants are judged on.
 """
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ from domain.topology import Topology
 from drills import engine_log, view_log
 from drills.engine_log import EngineLife, EngineLine
 from drills.figures import Episode
+from drills.histories import Replay
 from drills.observer import served_ranks
 from drills.outcome import Completion
 from drills.sighting_log import Sighting
@@ -85,6 +87,7 @@ class Evidence:
     """Per Coordinator: how many entries of refreshes came after a round and changed nothing."""
 
     workflows: Sequence[str]
+    replay: Replay
     orphans: Sequence[str]
     killed: frozenset[str]
 
@@ -156,6 +159,9 @@ class Evidence:
         found = []
         for begin, end in zip(self.injections, ends, strict=True):
             since = self._serving_since(end)
+            if since is not None:  # a Coordinator that stands still serves nobody, whatever its view is
+                held = (stop.ended_at or end for stop in self.stops if stop.process in self.views and begin <= stop.at < end)
+                since = max([since, *held])
             found.append((begin, since if since is not None and since > begin else None))
         return tuple(found)
 
@@ -213,7 +219,21 @@ class Evidence:
                     if other.name == event.name and other.event is EventKind.RESTARTED and other.mono >= event.mono
                 )
                 found.append(OutageSeen(at=event.mono, process=event.name, ended_at=min(back, default=None)))
-        return found
+        return [*found, *self.stops]
+
+    @cached_property
+    def stops(self) -> tuple[OutageSeen, ...]:
+        """From each SIGSTOP since the first injection to its SIGCONT."""
+        begin = self.injections[0] if self.injections else float("inf")
+        signalled = [e for e in self.stack_events if e.event is EventKind.SIGNALLED and e.mono >= begin]
+        found = []
+        for event in signalled:
+            if event.detail == signal.SIGSTOP.name:
+                conts = (
+                    o.mono for o in signalled if o.name == event.name and o.detail == signal.SIGCONT.name and o.mono >= event.mono
+                )
+                found.append(OutageSeen(at=event.mono, process=event.name, ended_at=min(conts, default=None)))
+        return tuple(found)
 
     def _rounds(self, events: Sequence[Event]) -> list[RoundSeen]:
         """Each request id that a NodeManager guarded: from its first guard to its last verdict or the view after it."""

@@ -2,8 +2,8 @@
 
 A process with an armed failpoint (`service.failpoints`) connects to this Unix socket, says where it is, and waits for
 `go`. From `hold` on, the first hit of a name is held until `release`; every earlier one (the same place is passed while
-the installation starts) and every later one (the restarted process comes by again) goes on at once. When the driver
-closes, everybody is released.
+the installation starts) and every later one (the restarted process comes by again) goes on at once, until the next `hold`.
+When the driver closes, everybody is released.
 """
 
 import asyncio
@@ -71,8 +71,11 @@ class FailpointDriver:
         return {name: str(self.socket_path) for name in names}
 
     def hold(self, name: str) -> None:
-        """From now on the first to come to `name` is held there."""
+        """From now on the first to come to `name` is held there; again after a release: the next one."""
         self._wanted.add(name)
+        for events in (self._arrived, self._released):
+            events.pop(name, None)
+        self._held.pop(name, None)
 
     async def wait_for(self, name: str, within_sec: float) -> Hit:
         """The process that stands at `name`; it stays there until `release`. Raises FailpointNotHit."""
@@ -87,6 +90,13 @@ class FailpointDriver:
     def release(self, name: str) -> None:
         """Let whoever stands at `name`, or comes there later, go on."""
         self._event(self._released, name).set()
+
+    def last_hit(self, name: str) -> Hit:
+        """Who came to `name` last, held or not. Raises FailpointNotHit."""
+        for _, hit in reversed(self.hits):
+            if hit.name == name:
+                return hit
+        raise FailpointNotHit(f"nobody has come to failpoint {name}")
 
     def _event(self, events: dict[str, asyncio.Event], name: str) -> asyncio.Event:
         return events.setdefault(name, asyncio.Event())

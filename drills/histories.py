@@ -1,11 +1,13 @@
 """The workflows of a run: their histories for the bundle, and the reports that rounds ended with.
 
 A history is exported as `temporal workflow show -o json` prints it, so it can be read, and replayed against later code.
+Replayed at once, it is what invariant I12 is judged on: `python -m workers.replay` runs the workflows over it again.
 """
 
 import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +18,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from domain.messages.round import RoundReport
+from domain.model import Tolerant
+from stack.environment import base_environment
 
 ROUND_PREFIX: Final = "scale-down-"
 _LIMIT_SEC: Final = 20.0
+_REPLAY_LIMIT_SEC: Final = 90.0
 _ENDED: Final = frozenset({WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED})
 
 
@@ -43,6 +48,46 @@ async def export_histories(address: str, namespace: str, directory: Path) -> His
         found.missing.append(f"{type(error).__name__}: {error}")
     found.reports.sort(key=lambda report: report.generation)
     return found
+
+
+class Replay(Tolerant):
+    """What the replayer said: workflow tasks compared, and what it objects to."""
+
+    tasks: int = 0
+    faults: tuple[str, ...] = ()
+
+
+class _Failure(Tolerant):
+    file: str
+    workflow: str
+    failure: str
+
+
+class _LastLine(Tolerant):
+    tasks: int
+    failures: tuple[_Failure, ...]
+
+
+async def replay_histories(directory: Path) -> Replay:
+    """Run the workflows over the exported histories again, in a process of its own."""
+    command = (sys.executable, "-m", "workers.replay", str(directory))
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=base_environment("replay", "replay")
+    )
+    try:
+        async with asyncio.timeout(_REPLAY_LIMIT_SEC):
+            out, err = await process.communicate()
+    except TimeoutError:
+        return Replay(faults=(f"the replay did not end within {_REPLAY_LIMIT_SEC:g} s",))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        told = _LastLine.model_validate_json(out.splitlines()[-1])
+    except (IndexError, ValidationError):
+        return Replay(faults=(f"the replay ended with code {process.returncode}: {err.decode(errors='replace')[-500:]}",))
+    return Replay(tasks=told.tasks, faults=tuple(f"{f.file} ({f.workflow}): {f.failure}" for f in told.failures))
 
 
 async def _export(client: Client, execution: WorkflowExecution, directory: Path, found: Histories) -> None:

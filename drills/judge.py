@@ -4,10 +4,12 @@ Each check is a small function from the evidence to one `Check`. A check names h
 had nothing to look at is not ok. Besides a drill's own expectation, the invariants are judged in every drill.
 """
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
-from domain.invariants import check_all
+from domain.invariants import Invariant, check_all
 from drills.drill import Drill, Expectation, Outcome
 from drills.engine_log import EngineLine
 from drills.evidence import Evidence
@@ -16,6 +18,7 @@ from drills.outcome import Check
 from drills.view_log import ViewLine
 from stack.record import EventKind
 
+REPLAYED: Final = "replaying any prefix of a history gives the same commands"
 CheckFunction = Callable[[Evidence, Expectation], Check]
 
 
@@ -45,6 +48,10 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
         wanted.append(pods_kept)
     if expected.killed:
         wanted.append(killed_in_the_round)
+    if expected.stopped:
+        wanted.append(stopped_in_the_round)
+    if expected.reasons:
+        wanted.append(reason_given)
     if expected.repeated_set:
         wanted.append(repeated_set)
     if drill.traffic:
@@ -245,11 +252,32 @@ def killed_in_the_round(evidence: Evidence, expected: Expectation) -> Check:
     begin = evidence.injections[0]
     ends = [e for e in evidence.stack_events if e.event is EventKind.EXITED and e.mono > begin and e.name in evidence.killed]
     backs = {e.name for e in evidence.stack_events if e.event is EventKind.RESTARTED and e.mono > begin}
-    if len({e.name for e in ends}) != expected.killed:
+    ends = [e for e in ends if e.detail == signal.SIGKILL.name]
+    if len(ends) != expected.killed:
         faults.append(f"{len(ends)} processes were killed, {expected.killed} expected")
     faults += [f"{e.name} did not come back" for e in ends if e.name not in backs]
     told = ", ".join(f"{e.name} {e.mono - begin:.2f} s after the rank" for e in ends)
     return Check.of("killed and back", len(ends), faults, told)
+
+
+def stopped_in_the_round(evidence: Evidence, expected: Expectation) -> Check:
+    """The processes that the drill was to stop stood still after the rank's death, and went on in the same life."""
+    stops = evidence.stops
+    faults = [f"{len(stops)} processes were stopped, {expected.stopped} expected"] if len(stops) != expected.stopped else []
+    faults += [f"{stop.process} was never continued" for stop in stops if stop.ended_at is None]
+    told = ", ".join(f"{s.process} for {(s.ended_at or s.at) - s.at:.1f} s" for s in stops)
+    return Check.of("stopped and continued", len(stops), faults, told)
+
+
+def reason_given(evidence: Evidence, expected: Expectation) -> Check:
+    """The first round ended with one of these reasons, in its own report."""
+    reports = evidence.reports[:1]
+    faults = [
+        f"{report.request_id} ended with {report.reason} ({report.detail}), expected one of {', '.join(expected.reasons)}"
+        for report in reports
+        if report.reason not in expected.reasons
+    ]
+    return Check.of("reason of the fallback", len(reports), faults, "; ".join(f"{r.reason}: {r.detail}" for r in reports))
 
 
 def repeated_set(evidence: Evidence, _expected: Expectation) -> Check:
@@ -296,7 +324,10 @@ def nothing_left(evidence: Evidence, _expected: Expectation) -> Check:
 
 
 def invariant_checks(evidence: Evidence) -> Iterator[Check]:
-    """I1–I17 over the whole run."""
+    """I1–I17 over the whole run; I12 over its exported histories."""
     for judgement in check_all(evidence.observed):
+        if judgement.invariant is Invariant.I13:
+            replay = evidence.replay
+            yield Check.of(f"I12 {REPLAYED}", replay.tasks, list(replay.faults), "each workflow task gave the same commands")
         faults = [violation.what for violation in judgement.violations]
         yield Check.of(f"{judgement.invariant} {judgement.text}", judgement.observations, faults, "holds")

@@ -76,6 +76,7 @@ class Observer:
         self.on_view: Callable[[tuple[int, ...]], None] | None = None
         self.events: list[Event] = []
         self.record: RuntimeRecord | None = None
+        self.record_asked_at = 0.0
         self.journals: dict[str, JournalReply] = {}
         self.views: dict[str, CoordinatorView] = {}
         self._instance_id = instance_id
@@ -154,7 +155,7 @@ class Observer:
         if record is None:
             return
         at = time.monotonic()
-        before, self.record = self.record, record
+        before, self.record, self.record_asked_at = self.record, record, asked_at
         self.events.append(
             PhaseSeen(
                 at=at,

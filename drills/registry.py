@@ -7,7 +7,8 @@ from typing import Final
 from domain.errors import Refused
 from drills import idle, scale_down
 from drills.drill import Drill
-from drills.restart import Point, Victim, find_cell, restart_drill
+from drills.restart import Point, Victim, find_cell
+from drills.restart_run import restart_drill
 
 _ORDER: Final = (
     "soft-rank",

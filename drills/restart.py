@@ -1,9 +1,15 @@
-"""A process of ours is killed in the middle of a round; the round goes on (acceptance C).
+"""The restart table: what is killed or stopped, where in a round, and how that must end (acceptance C).
 
-A failpoint stops a process at a named place of the round; then what is to be killed is SIGKILLed, the place is released,
-and the killed process comes back two seconds later, as Kubernetes would bring it. Everything must end as if nothing had
-happened: in place, one command to each engine. The exception is what cannot be known: a NodeManager that dies between
-writing down its intent and learning the engine's answer. Nobody may ask that engine again, so the instance is rebuilt.
+A failpoint stops a process at a named place of the round; then what is to go is SIGKILLed and comes back two seconds
+later, as Kubernetes would bring it, or is SIGSTOPped for ten seconds; the place is released, and the round goes on.
+Everything must end as if nothing had happened: in place, one command to each engine. The exceptions are the three things
+that nobody can know (design §4), each a named cell with the reason that the round must give:
+
+    outcome-unknown     a NodeManager dies between writing down its intent and learning its engines' answers
+    lease-taken         the lease lapsed while nobody renewed it, and another round took the Pod
+    engines-time-over   the engines' own patience ended before they were told anything
+
+This module holds the words and the expectations; `drills.restart_run` carries cells out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,16 +18,14 @@ from typing import Final
 
 from domain.errors import Refused
 from domain.model import Strict
-from drills.drill import Drill, Expectation, Outcome, local_spec
-from drills.scene import Scene
 
-BACK_AFTER_SEC: Final = 2.0
-LOST_RANK: Final = 1
-_HIT_WITHIN_SEC: Final = 40.0
+SURVIVORS_NODE_MANAGER: Final = "a survivors' NodeManager"
+DEAD_RANKS_NODE_MANAGER: Final = "the dead rank's NodeManager"
+STANDING_WORKER: Final = "the worker that has the round in hand"
 
 
 class Victim(StrEnum):
-    """What is killed."""
+    """What is killed or stopped; joined by `+`: both in the same moment."""
 
     WORKER = "worker"
     ONE_OF_TWO_WORKERS = "one-of-two-workers"
@@ -30,19 +34,32 @@ class Victim(StrEnum):
     SURVIVORS_NODE_MANAGER = "survivors-node-manager"
     DEAD_RANKS_NODE_MANAGER = "dead-ranks-node-manager"
     COORDINATOR = "coordinator"
+    WORKER_AND_NODE_MANAGER = "worker+node-manager"
+    WORKER_AND_TEMPORAL = "worker+temporal"
+    API_AND_COORDINATOR = "api+coordinator"
 
 
-SURVIVORS_NODE_MANAGER: Final = "node-manager-1"
-
-PROCESS: Final[Mapping[Victim, str]] = {
-    Victim.WORKER: "worker-0",
-    Victim.ONE_OF_TWO_WORKERS: "the one that stands at the point",
-    Victim.API: "api",
-    Victim.TEMPORAL: "temporal",
-    Victim.SURVIVORS_NODE_MANAGER: SURVIVORS_NODE_MANAGER,
-    Victim.DEAD_RANKS_NODE_MANAGER: "node-manager-0",
-    Victim.COORDINATOR: "coordinator-0",
+PROCESSES: Final[Mapping[Victim, tuple[str, ...]]] = {
+    Victim.WORKER: ("worker-0",),
+    Victim.ONE_OF_TWO_WORKERS: (STANDING_WORKER,),
+    Victim.API: ("api",),
+    Victim.TEMPORAL: ("temporal",),
+    Victim.SURVIVORS_NODE_MANAGER: (SURVIVORS_NODE_MANAGER,),
+    Victim.DEAD_RANKS_NODE_MANAGER: (DEAD_RANKS_NODE_MANAGER,),
+    Victim.COORDINATOR: ("coordinator-0",),
+    Victim.WORKER_AND_NODE_MANAGER: ("worker-0", SURVIVORS_NODE_MANAGER),
+    Victim.WORKER_AND_TEMPORAL: ("worker-0", "temporal"),
+    Victim.API_AND_COORDINATOR: ("api", "coordinator-0"),
 }
+
+PAIRS: Final = frozenset(victim for victim, names in PROCESSES.items() if len(names) > 1)
+
+
+class How(StrEnum):
+    """What is done to it."""
+
+    KILL = "kill"  # SIGKILL, back 2 s later
+    STOP = "stop"  # SIGSTOP, SIGCONT 10 s later
 
 
 class Point(StrEnum):
@@ -62,7 +79,7 @@ class Point(StrEnum):
 
 
 class Place(Strict):
-    """A point in words, and the failpoint there with the process that has it."""
+    """A point in words, and the failpoint there with the kind of process that has it."""
 
     failpoint: str
     meaning: str
@@ -92,24 +109,45 @@ PLACES: Final[Mapping[Point, Place]] = {
 }
 
 
+class Unknown(StrEnum):
+    """The three unknowns of design §4, as cells of their own."""
+
+    OUTCOME_UNKNOWN = "outcome-unknown"
+    LEASE_TAKEN = "lease-taken"
+    ENGINES_TIME_OVER = "engines-time-over"
+
+
+UNKNOWN_MEANINGS: Final[Mapping[Unknown, str]] = {
+    Unknown.OUTCOME_UNKNOWN: "rebuilt, reason APPLY_UNKNOWN: a NodeManager died between its intent and the engines' answers",
+    Unknown.LEASE_TAKEN: "rebuilt, reason GUARD_REFUSED or GUARD_LOST: the lease lapsed and another round took the Pod",
+    Unknown.ENGINES_TIME_OVER: "rebuilt, reason ENGINES_TIME_OVER: the engines' own time was over before they were told",
+}
+
+
 class Cell(Strict):
     """One combination."""
 
     victim: Victim
     point: Point
+    how: How = How.KILL
 
     @property
     def outcome_unknown(self) -> bool:
-        """Whether nobody can know what the engines were told: one of the three unknowns of design §4."""
-        return self.victim is Victim.SURVIVORS_NODE_MANAGER and self.point is Point.MID_APPLY
+        """Whether nobody can know what the engines were told. A stopped NodeManager forgets nothing."""
+        return self.how is How.KILL and self.point is Point.MID_APPLY and SURVIVORS_NODE_MANAGER in PROCESSES[self.victim]
+
+    @property
+    def workers(self) -> int:
+        """How many workers its installation has."""
+        return 2 if self.victim is Victim.ONE_OF_TWO_WORKERS else 1
 
     @property
     def expected(self) -> str:
         """How it must end."""
-        return "rebuilt: outcome of an apply unknown" if self.outcome_unknown else "in place, one apply per engine"
+        return UNKNOWN_MEANINGS[Unknown.OUTCOME_UNKNOWN] if self.outcome_unknown else "in place, one apply per engine"
 
     def __str__(self) -> str:
-        return f"--kill {self.victim} --at {self.point}"
+        return f"--{self.how} {self.victim} --at {self.point}"
 
 
 class UnknownCell(Refused):
@@ -119,50 +157,40 @@ class UnknownCell(Refused):
 
 
 def cells() -> Iterator[Cell]:
-    """All combinations, by victim."""
-    for victim in Victim:
-        for point in Point:
-            yield Cell(victim=victim, point=point)
+    """All combinations: kills, pairs, then stops; neighbours differ in what is hit."""
+    for how in How:
+        for paired in (False, True):
+            for point in Point:
+                for victim in Victim:
+                    if (victim in PAIRS) is paired and not (paired and how is How.STOP):
+                        yield Cell(victim=victim, point=point, how=how)
 
 
-def find_cell(kill: str, at: str) -> Cell:
+def find_cell(victim: str, at: str, how: How = How.KILL) -> Cell:
     """The combination with these words. Raises UnknownCell."""
-    if kill not in set(Victim):
-        raise UnknownCell(f"--kill {kill!r}: choose one of {', '.join(Victim)}")
+    if victim not in set(Victim):
+        raise UnknownCell(f"--{how} {victim!r}: choose one of {', '.join(Victim)}")
     if at not in set(Point):
         raise UnknownCell(f"--at {at!r}: choose one of {', '.join(Point)}")
-    return Cell(victim=Victim(kill), point=Point(at))
+    cell = Cell(victim=Victim(victim), point=Point(at), how=how)
+    if cell not in set(cells()):
+        raise UnknownCell(f"{cell}: pairs are only killed; `restart --list` shows the cells")
+    return cell
 
 
-def restart_drill(cell: Cell) -> Drill:
-    """The drill of one cell."""
-    place = PLACES[cell.point]
+def find_unknown(name: str) -> Unknown:
+    """The named cell. Raises UnknownCell."""
+    if name not in set(Unknown):
+        raise UnknownCell(f"--cell {name!r}: choose one of {', '.join(Unknown)}")
+    return Unknown(name)
 
-    async def act(scene: Scene) -> None:
-        scene.failpoints.hold(place.failpoint)
-        scene.kill_workers(LOST_RANK)
-        hit = await scene.failpoints.wait_for(place.failpoint, _HIT_WITHIN_SEC)
-        name = scene.process_of(hit.pid) if cell.victim is Victim.ONE_OF_TWO_WORKERS else PROCESS[cell.victim]
-        scene.step(f"the round stands at {place.failpoint}: {place.meaning}")
-        await scene.kill_process(name, restart_after_sec=BACK_AFTER_SEC)
-        scene.failpoints.release(place.failpoint)
-        if cell.outcome_unknown:
-            await scene.until_rebuilt()
-        else:
-            await scene.until_shrunk([LOST_RANK], within_sec=90)
-        await scene.until_running(name)
 
-    spec = local_spec("restart", workers=2 if cell.victim is Victim.ONE_OF_TWO_WORKERS else 1)
-    pods = tuple(name for name in ("node-manager-0", "node-manager-1") if name != PROCESS[cell.victim])
-    return Drill(
-        name="restart",
-        summary=f"{cell}: {PROCESS[cell.victim]} is killed at {cell.point} ({place.meaning}); expected: {cell.expected}.",
-        spec=spec,
-        act=act,
-        expected=(
-            Expectation(outcome=Outcome.REBUILT, may_apply=True, killed=1)
-            if cell.outcome_unknown
-            else Expectation(outcome=Outcome.IN_PLACE, losses=((LOST_RANK,),), masters=(0,), kept_pods=pods, killed=1)
-        ),
-        failpoints={place.process: (place.failpoint,)},
-    )
+def cell_table() -> str:
+    """What `restart --list` prints."""
+    lines = ["WHAT (--kill, --stop):", *(f"  {victim:<26}{' and '.join(PROCESSES[victim])}" for victim in Victim)]
+    lines += ["POINT (--at):", *(f"  {point:<26}{PLACES[point].meaning}" for point in Point)]
+    lines += ["", "named cells (--cell) and what is expected:", *(f"  {name:<26}{UNKNOWN_MEANINGS[name]}" for name in Unknown)]
+    listed = list(cells())
+    lines += ["", f"{len(listed)} cells and what is expected:"]
+    lines += [f"  --{cell.how} {cell.victim:<26}--at {cell.point:<20}{cell.expected}" for cell in listed]
+    return "\n".join(lines)

@@ -29,7 +29,7 @@ from drills.events import DrillEvent, DrillEventKind, OnDrillEvent, ignore
 from drills.evidence import Evidence
 from drills.failpoints import FailpointDriver
 from drills.figures import count_requests, round_figures, stage_seconds
-from drills.histories import Histories, export_histories
+from drills.histories import Histories, Replay, export_histories, replay_histories
 from drills.judge import judge
 from drills.lanes import picture_of
 from drills.live import follow_engines, tell_requests
@@ -132,7 +132,8 @@ class _Run:
             await self.options.before_down(stack)
         scene.step("stopping the installation")
         down = await stack.down()
-        evidence = dataclasses.replace(evidence, orphans=down.orphans)
+        replay = await replay_histories(self.directory / "histories")
+        evidence = dataclasses.replace(evidence, orphans=down.orphans, replay=replay)
         return self._report(scene, evidence)
 
     def _observer(self, stack: Stack) -> Observer:
@@ -224,6 +225,7 @@ class _Run:
             completions=completions,
             unchanged_refreshes=scene.unchanged_refreshes,
             workflows=self.histories.files,
+            replay=Replay(),
             orphans=(),
             killed=frozenset(scene.killed),
         )

@@ -5,13 +5,18 @@ word: views come from the Coordinators, committed ranks from the NodeManagers' j
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
+import httpx
+
 from domain.engine import EngineStatus
+from domain.messages.node_manager import FT_PREFIX
+from domain.runtime import FtPhase
 from drills.engine_log import EngineLife, applies, read_lives
 from drills.events import DrillEvent, DrillEventKind, OnDrillEvent
 from drills.failpoints import FailpointDriver
@@ -24,6 +29,7 @@ from stack.client import Stack
 from stack.record import ProcessState
 
 _LOOK_PAUSE_SEC = 0.1
+_FOREIGN_LEASE_SEC = 60.0
 
 
 class Scene:
@@ -79,6 +85,42 @@ class Scene:
             at, f"SIGKILL of {name}, back {restart_after_sec:g} s later", f"kill -KILL {pid}", (), begins_episode=False
         )
 
+    @contextlib.asynccontextmanager
+    async def stopped_process(self, name: str) -> AsyncIterator[None]:
+        """SIGSTOP one of our own processes while the context lasts."""
+        at = time.monotonic()
+        pid = await self.stack.kill(name, signal.SIGSTOP)
+        self._injected(at, f"SIGSTOP of {name}", f"kill -STOP {pid}", (), begins_episode=False)
+        try:
+            yield
+        finally:
+            await self.stack.kill(name, signal.SIGCONT)
+            self.step(f"{name} goes on after {time.monotonic() - at:.1f} s")
+
+    async def take_pod(self, manager: str, request_id: str, within_sec: float) -> None:
+        """Guard a Pod in the name of another round, as soon as its NodeManager allows that."""
+        url = next(place.url for place in self.stack.addresses.node_managers if place.name == manager)
+        self.step(f"another round wants {manager}")
+        deadline = time.monotonic() + within_sec
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
+            while True:
+                body = {"request_id": request_id, "lease_sec": _FOREIGN_LEASE_SEC}
+                answer = await http.post(f"{url}{FT_PREFIX}/guard", json=body)
+                if answer.status_code == httpx.codes.OK:
+                    break
+                if time.monotonic() >= deadline:
+                    raise NotSeen(f"{manager} still refuses another round after {within_sec:g} s: {answer.text}")
+                await asyncio.sleep(_LOOK_PAUSE_SEC)
+        self.step(f"{manager} belongs to {request_id}")
+
+    async def give_pod_back(self, manager: str, request_id: str) -> None:
+        """The other round aborts."""
+        url = next(place.url for place in self.stack.addresses.node_managers if place.name == manager)
+        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
+            body = {"request_id": request_id, "commit": False, "retired_endpoint_ids": []}
+            answer = await http.post(f"{url}{FT_PREFIX}/finalize", json=body)
+        self.step(f"{request_id} gives {manager} back: {answer.text}")
+
     def _injected(self, at: float, what: str, command: str, ranks: Iterable[int], *, begins_episode: bool) -> None:
         targets = tuple(ranks)
         if begins_episode:
@@ -98,6 +140,23 @@ class Scene:
             f"ranks {serving} published and {sorted(removed)} committed everywhere",
             lambda seen: seen.publishes(serving) and seen.committed(removed),
             within_sec,
+        )
+
+    async def until_settled(self, within_sec: float = 60.0) -> None:
+        """The Controller, asked anew, serves, has no strategy under way and owes no verdict; requests are answered."""
+        since = time.monotonic()
+
+        def settled() -> bool:
+            record, seen = self.observer.record, self.observer.record_asked_at
+            idle = record is not None and not record.active_strategy and not record.pending_finalize
+            return record is not None and idle and record.can_serve and seen > since
+
+        await self.until("the instance serves and nothing is under way", settled, within_sec)
+
+    async def until_phase(self, phase: FtPhase, within_sec: float) -> None:
+        """The status says so."""
+        await self.until(
+            f"phase {phase}", lambda: self.observer.record is not None and self.observer.record.phase is phase, within_sec
         )
 
     async def until_rebuilt(self, lives: int = 2, within_sec: float = 150.0) -> None:

@@ -6,7 +6,8 @@ import asyncio
 async def set_within(event: asyncio.Event, timeout_sec: float) -> bool:
     """True as soon as `event` is set, False after `timeout_sec` seconds."""
     try:
-        await asyncio.wait_for(event.wait(), timeout_sec)
+        async with asyncio.timeout(timeout_sec):  # wait_for would swallow a cancel that meets the event
+            await event.wait()
     except TimeoutError:
         return False
     return True

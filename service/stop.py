@@ -61,7 +61,8 @@ async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T
 async def sleep_unless_stopped(seconds: float, stop: asyncio.Event) -> bool:
     """Sleep; True as soon as `stop` is set, False when the time is over."""
     try:
-        await asyncio.wait_for(stop.wait(), timeout=seconds)
+        async with asyncio.timeout(seconds):  # wait_for would swallow a cancel that meets the event
+            await stop.wait()
     except TimeoutError:
         return False
     return True

@@ -145,7 +145,8 @@ class Child:
             return
         self.signal(signal.SIGCONT)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), timeout=grace_sec)
+            async with asyncio.timeout(grace_sec):
+                await self._ended.wait()
         self.signal(signal.SIGKILL)
 
     def _spawn(self) -> int:
@@ -179,7 +180,8 @@ class Child:
         delay_sec = self._next_delay_sec if self._next_delay_sec is not None else self._back_off_sec()
         self._next_delay_sec = None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), timeout=delay_sec)
+            async with asyncio.timeout(delay_sec):
+                await self._hurry.wait()
         if not self._released.is_set():
             self.state = ProcessState.HELD
             self._notify(EventKind.HELD, self, "waits to be released")

@@ -312,7 +312,8 @@ class Stack:
             await control.ask(self.run_dir.path, control.Down())
         send(identity, signal.SIGTERM)  # it may not listen yet
         try:
-            await asyncio.wait_for(until_gone(identity), timeout=_DOWN_LIMIT_SEC)
+            async with asyncio.timeout(_DOWN_LIMIT_SEC):
+                await until_gone(identity)
             return True
         except TimeoutError:
             send(identity, signal.SIGKILL)

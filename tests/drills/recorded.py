@@ -25,6 +25,7 @@ from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from drills.drill import Drill, Expectation, Outcome, local_spec
 from drills.engine_log import EngineLife, EngineLine
 from drills.evidence import Evidence
+from drills.histories import Replay
 from drills.outcome import Completion
 from drills.sighting_log import Sighting
 from drills.traffic import Failure, RequestRecord
@@ -233,6 +234,7 @@ def evidence(**changes: object) -> Evidence:
         completions=[completion(rank) for rank in SURVIVORS],
         unchanged_refreshes={"coordinator-0": 2.0},
         workflows=["fault-manager-7.json"],
+        replay=Replay(tasks=40),
         orphans=(),
         killed=frozenset(),
     )

@@ -6,7 +6,8 @@ import pytest
 
 from drills.__main__ import main
 from drills.registry import all_drills
-from drills.restart import PLACES, Point, Victim, cells, find_cell, restart_drill
+from drills.restart import PAIRS, PLACES, Point, Unknown, Victim, cells, find_cell
+from drills.restart_run import chains, restart_drill
 
 
 def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,10 +21,24 @@ def test_restart_list_has_a_line_a_cell_with_its_expected_end(capsys: pytest.Cap
     assert main(["restart", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     in_place = [line for line in lines if line.endswith("in place, one apply per engine")]
-    unknown = [line for line in lines if line.endswith("rebuilt: outcome of an apply unknown")]
-    assert [line.split()[:2] for line in unknown] == [["survivors-node-manager", "mid-apply"]]
-    assert len(in_place) + len(unknown) == len(list(cells())) == len(Victim) * len(Point)
-    assert any(line.split()[:2] == ["worker", "commit-point"] for line in in_place)
+    unknown = [line.split()[:4] for line in lines if line.lstrip().startswith("--") and "reason APPLY_UNKNOWN" in line]
+    assert unknown == [
+        ["--kill", "survivors-node-manager", "--at", "mid-apply"],
+        ["--kill", "worker+node-manager", "--at", "mid-apply"],
+    ]
+    assert len(in_place) + len(unknown) == len(list(cells())) == (len(Victim) + len(Victim) - len(PAIRS)) * len(Point)
+    assert any(line.split()[:4] == ["--stop", "worker", "--at", "commit-point"] for line in in_place)
+    assert {line.split()[0] for line in lines if "rebuilt, reason" in line and not line.lstrip().startswith("--")} == set(Unknown)
+
+
+def test_every_cell_of_the_table_is_run_once_in_chains_of_its_own_kind() -> None:
+    groups = list(chains(list(cells())))
+    assert sorted(str(cell) for group in groups for cell in group) == sorted(map(str, cells()))
+    assert all(len({(cell.how, cell.workers) for cell in group}) == 1 for group in groups)
+    assert all(len(group) == 1 for group in groups if group[0].outcome_unknown)
+    for group in groups:
+        drill = restart_drill(*group)
+        assert drill.expected.killed + drill.expected.stopped >= len(group)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +70,7 @@ def test_every_drill_shortens_timers_openly_and_keeps_scale_down_on() -> None:
 
 def test_restart_drill_stops_the_worker_where_its_cell_says() -> None:
     drill = restart_drill(find_cell("worker", "commit-point"))
-    assert drill.failpoints == {"worker": ("worker.finalize.before",)}
+    assert "worker.finalize.before" in drill.failpoints["worker"]
     assert drill.expected.losses == ((1,),)
     assert restart_drill(find_cell("one-of-two-workers", "after-202")).spec.workers == 2
 

@@ -21,7 +21,8 @@ from drills.figures import median
 from drills.outcome import DrillReport
 from drills.registry import all_drills, find
 from drills.repetition import shares, where_the_time_goes
-from drills.restart import find_cell, restart_drill
+from drills.restart import find_cell
+from drills.restart_run import restart_drill
 from drills.run import DrillOptions, run_drill
 from drills.scene import Scene
 from stack.spec import EngineSpec

@@ -10,6 +10,7 @@ from domain.observations import RouteSeen, StatusSeen
 from drills.drill import Expectation, Outcome
 from drills.engine_log import EngineLife, EngineLine
 from drills.evidence import Evidence
+from drills.histories import Replay
 from drills.judge import checks_of, judge
 from stack.record import EventKind, StackEvent
 from tests.drills.recorded import (
@@ -118,10 +119,40 @@ def test_invariants_are_judged_over_the_same_evidence() -> None:
     assert {name.split()[0] for name in red(evidence(polled=routed))} == {"I15"}
 
 
+@pytest.mark.parametrize("replay", [Replay(tasks=40, faults=("scale-down-7-2.json: [TMPRL1100] nondeterminism",)), Replay()])
+def test_history_that_does_not_replay_is_red_and_so_is_none_at_all(replay: Replay) -> None:
+    assert {name.split()[0] for name in red(evidence(replay=replay))} == {"I12"}
+
+
+def test_process_that_was_to_be_stopped_must_have_stood_still_and_gone_on() -> None:
+    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), stopped=1)
+    story = [
+        StackEvent(mono=at, time="", event=EventKind.SIGNALLED, name="worker-0", detail=detail)
+        for at, detail in [(103.0, "SIGSTOP"), (113.0, "SIGCONT")]
+    ]
+    assert red(evidence(stack_events=[*started(), *story]), expected) == set()
+    assert red(evidence(stack_events=[*started(), *story[:1]]), expected) == {"stopped and continued"}
+    assert red(evidence(stack_events=started()), expected) == {"stopped and continued"}
+
+
+def test_stopped_coordinator_serves_nobody_whatever_its_view_says() -> None:
+    story = [
+        StackEvent(mono=at, time="", event=EventKind.SIGNALLED, name="coordinator-0", detail=detail)
+        for at, detail in [(105.5, "SIGSTOP"), (106.5, "SIGCONT")]
+    ]
+    late = [*requests(), request(99, 106.0, 0, ok=False)]
+    assert "requests after recovery" in red(evidence(requests=late))
+    assert "requests after recovery" not in red(evidence(requests=late, stack_events=[*started(), *story]))
+
+
+def started() -> list[StackEvent]:
+    return [StackEvent(mono=2.0, time="", event=EventKind.STARTED, name="worker-0")]
+
+
 def test_process_that_was_to_be_killed_must_have_been_and_be_back() -> None:
     expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), killed=1)
     story = [
-        StackEvent(mono=at, time="", event=kind, name="worker-0")
+        StackEvent(mono=at, time="", event=kind, name="worker-0", detail="SIGKILL" if kind is EventKind.EXITED else "")
         for at, kind in [(2.0, EventKind.STARTED), (103.0, EventKind.EXITED), (105.0, EventKind.RESTARTED)]
     ]
     killed = frozenset({"worker-0"})

@@ -1,0 +1,98 @@
+"""All cells of the restart table, in as few installations as is honest, several side by side if wanted.
+
+Each line of `cells.jsonl` is one cell with its verdict. A chain that did not pass has passed none of its cells: what one
+cell broke may show in a later one. `--resume` leaves out what an earlier run in the same directory has passed.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TextIO
+
+from domain.model import Strict
+from drills.drill import Drill
+from drills.outcome import DrillReport
+from drills.restart import Cell, Unknown, cells
+from drills.restart_run import chains, restart_drill, unknown_drill
+from drills.run import DrillOptions, run_drill
+
+RESULTS: Final = "cells.jsonl"
+
+
+class CellResult(Strict):
+    """One cell's verdict, in which chain, and where its evidence is."""
+
+    cell: str
+    passed: bool
+    chain: str
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One installation: the drill and the names of the cells that it runs."""
+
+    name: str
+    cells: tuple[str, ...]
+    drill: Drill
+
+
+def tasks(chosen: Sequence[Cell], named: Sequence[Unknown]) -> list[Task]:
+    """What must be run for these cells."""
+    found = [Task(name=name, cells=(f"--cell {name}",), drill=unknown_drill(name)) for name in named]
+    for number, chain in enumerate(chains(chosen), start=1):
+        name = f"chain-{number:02}"
+        found.append(Task(name=name, cells=tuple(map(str, chain)), drill=restart_drill(*chain)))
+    return found
+
+
+async def run_restart_table(out: Path, *, side_by_side: int, resume: bool, only: str, stream: TextIO = sys.stdout) -> int:
+    """Run every cell whose words contain `only`; exit code 0 when all have passed."""
+    stamp = _next_run(out, resume=resume)
+    done = _passed_before(out) if resume else frozenset()
+    chosen = [cell for cell in cells() if only in str(cell) and str(cell) not in done]
+    named = [name for name in Unknown if only in f"--cell {name}" and f"--cell {name}" not in done]
+    todo = tasks(chosen, named)
+    print(f"{len(chosen) + len(named)} cells in {len(todo)} installations, {len(done)} passed before", file=stream, flush=True)
+    slots = asyncio.Semaphore(side_by_side)
+
+    async def one(task: Task) -> bool:
+        async with slots:
+            directory = out / f"run-{stamp}" / task.name
+            report = await run_drill(task.drill, DrillOptions(out=directory))
+            _write(out, task, report, stream)
+            return report.passed
+
+    passed = await asyncio.gather(*(one(task) for task in todo))
+    print(f"{sum(passed)} of {len(passed)} installations passed", file=stream, flush=True)
+    return 0 if all(passed) else 1
+
+
+def _write(out: Path, task: Task, report: DrillReport, stream: TextIO) -> None:
+    wrong = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]
+    words = "; ".join([*([report.failure] if report.failure else []), *wrong])
+    with (out / RESULTS).open("a", encoding="utf-8") as file:
+        for cell in task.cells:
+            result = CellResult(cell=cell, passed=report.passed, chain=report.bundle, wrong=words)
+            file.write(result.model_dump_json() + "\n")
+    verdict = "passed" if report.passed else f"FAILED: {words}"
+    print(f"{task.name} ({report.took_sec:.0f} s; {', '.join(task.cells)}): {verdict}", file=stream, flush=True)
+
+
+def _next_run(out: Path, *, resume: bool) -> int:
+    """The number of this run below `out`; the results of earlier ones go, unless they are resumed."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        (out / RESULTS).unlink(missing_ok=True)
+    return len(list(out.glob("run-*"))) + 1
+
+
+def _passed_before(out: Path) -> frozenset[str]:
+    path = out / RESULTS
+    if not path.exists():
+        return frozenset()
+    results = [CellResult.model_validate(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return frozenset(result.cell for result in results if result.passed)
