@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker import Worker
@@ -25,6 +25,8 @@ from workers.health import health_app
 from workers.singletons import keep_singletons
 
 log = logging.getLogger(__name__)
+
+_LET_GO_SEC: Final = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,8 +96,17 @@ async def _work(worker: Worker, chores: Coroutine[Any, Any, None], stop: asyncio
     finally:
         stopping.cancel()
         starting.cancel()
-        await worker.shutdown()
-        await asyncio.wait({working, starting})
+        await _let_go(worker, {working, starting})
     await working
     if not starting.cancelled():
         await starting
+
+
+async def _let_go(worker: Worker, tasks: set[asyncio.Task[None]]) -> None:
+    """Shut down in order, but not for ever: the SDK waits long for a server that is away, and has nothing to lose there."""
+    shutting_down = asyncio.create_task(worker.shutdown(), name="shutdown")
+    _, late = await asyncio.wait({shutting_down, *tasks}, timeout=_LET_GO_SEC)
+    if late:
+        log.warning("the Temporal server does not answer; leaving without it", extra={"waited_sec": _LET_GO_SEC})
+        logging.shutdown()
+        os._exit(0)

@@ -5,9 +5,8 @@ world has its own task queue and its own EventPusher.
 """
 
 import asyncio
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -35,12 +34,11 @@ from domain.model import Strict
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import FakeInstance, fake_instance
+from tests.eventually import PATIENCE_SEC, eventually
 from workers.controller_worker import activities, workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.instance_reconfiguration import InstanceReconfiguration
 from workflows.scale_down_round import ScaleDownRound
-
-PATIENCE_SEC = 20.0
 
 
 class Heard(Strict):
@@ -137,17 +135,6 @@ async def result_or_failure_detail(handle: "WorkflowHandle[Any, Any]") -> Any:
         if isinstance(error.cause, ApplicationError) and error.cause.details:
             return error.cause.details[0]
         raise
-
-
-async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within_sec: float = PATIENCE_SEC) -> None:
-    """Polls a condition; fails with its name when it does not come true in time."""
-    until = time.monotonic() + within_sec
-    while time.monotonic() < until:
-        found = holds()
-        if found if isinstance(found, bool) else await found:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{what}: not within {within_sec:g} s")
 
 
 def strategy_worker(client: Client, http: Any, task_queue: str, search_attributes: frozenset[str]) -> Worker:

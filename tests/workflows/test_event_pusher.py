@@ -9,7 +9,8 @@ from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from domain.messages.event_pusher import EventPusherState
 from domain.messages.strategy import EVENT_PUSHER_ID, CoordinatorRecord
 from tests.activities.fake_coordinators import fake_coordinator
-from tests.workflows.strategy_world import StrategyWorld, eventually, strategy_world
+from tests.eventually import eventually
+from tests.workflows.strategy_world import StrategyWorld, strategy_world
 
 
 def pusher(client: Client) -> "WorkflowHandle[Any, Any]":

@@ -6,7 +6,8 @@ from temporalio.client import Client
 
 from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, ReconfigurationReport, StrategyKind
 from tests.activities.fake_pods import fast_config, refuse, unhealthy
-from tests.workflows.strategy_world import StrategyWorld, eventually, result_or_failure_detail, strategy_world
+from tests.eventually import eventually
+from tests.workflows.strategy_world import StrategyWorld, result_or_failure_detail, strategy_world
 
 
 def order(world: StrategyWorld, *, deadline_sec: float = 10.0, **config: Any) -> ReconfigurationOrder:

@@ -10,7 +10,8 @@ from temporalio.worker import Replayer
 from activities.peer import new_http_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, hang, healthy, refuse
-from tests.workflows.strategy_world import StrategyWorld, eventually, round_report, strategy_worker, strategy_world
+from tests.eventually import eventually
+from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_worker, strategy_world
 from tests.workflows.test_instance_reconfiguration import order as rebuild_order
 from workers.controller_worker import workflow_runner
 from workflows.event_pusher import EventPusher

@@ -8,7 +8,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from domain.messages.round import RoundOutcome, RoundReason, RoundReport
 from tests.activities.fake_pods import fast_config, hang, healthy
-from tests.workflows.strategy_world import StrategyWorld, eventually, round_report, strategy_world
+from tests.eventually import eventually
+from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world
 
 HOLD_SEC = 0.6
 """How long the step lasts in which the wish arrives; longer than a cancelled activity needs to hear of it."""

@@ -9,7 +9,8 @@ from domain.messages.round import RoundOutcome, RoundReason
 from domain.messages.strategy import StrategyKind
 from domain.runtime import FtPhase
 from tests.activities.fake_pods import answer, fast_config, hang, healthy, refuse, unhealthy
-from tests.workflows.strategy_world import StrategyWorld, eventually, round_report, strategy_world
+from tests.eventually import eventually
+from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world
 from workflows.round_page import RoundStatus
 
 

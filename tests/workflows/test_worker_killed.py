@@ -18,7 +18,8 @@ from domain.messages.round import RoundOutcome
 from service.failpoints import VARIABLE
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config
-from tests.workflows.strategy_world import StrategyWorld, eventually, round_report, strategy_worker, strategy_world
+from tests.eventually import eventually
+from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_worker, strategy_world
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,18 @@
+"""Waiting in tests: for a condition, with a bound and a name; never for a time."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+PATIENCE_SEC = 20.0
+
+
+async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within_sec: float = PATIENCE_SEC) -> None:
+    """Polls a condition; fails with its name when it does not come true in time."""
+    until = time.monotonic() + within_sec
+    while time.monotonic() < until:
+        found = holds()
+        if found if isinstance(found, bool) else await found:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{what}: not within {within_sec:g} s")
