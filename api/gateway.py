@@ -30,6 +30,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.errors import ApiReason
+from service.failpoints import failpoint
 from service.http import HttpError
 from service.temporal import DEFAULT_ADDRESS, connect, connection_settings
 
@@ -110,7 +111,7 @@ class Gateway:
             assert isinstance(answer, result)
             return answer
 
-        return await self._bounded(ask)
+        return await self._recorded("update", ask)
 
     async def update_with_start(
         self, workflow: str, workflow_id: str, start: BaseModel, name: str, argument: BaseModel, result: type[M]
@@ -132,7 +133,7 @@ class Gateway:
             assert isinstance(answer, result)
             return answer
 
-        return await self._bounded(ask)
+        return await self._recorded("update", ask)
 
     async def signal_with_start(self, workflow: str, workflow_id: str, start: BaseModel, name: str, argument: object) -> None:
         """Signals a workflow, which is started where it does not run. It is in its history when this returns."""
@@ -149,7 +150,7 @@ class Gateway:
                 rpc_timeout=timedelta(seconds=CALL_LIMIT_SEC),
             )
 
-        await self._bounded(send)
+        await self._recorded("signal", send)
 
     async def ensure_running(self, workflow: str, workflow_id: str, start: BaseModel) -> None:
         """Starts a workflow where it does not run."""
@@ -166,6 +167,13 @@ class Gateway:
             )
 
         await self._bounded(begin)
+
+    async def _recorded(self, effect: str, call: Callable[[Client], Awaitable[T]]) -> T:
+        """A call that changes a history, with failpoints `api.<effect>.before|after` around it."""
+        await failpoint(f"api.{effect}.before")
+        answer = await self._bounded(call)
+        await failpoint(f"api.{effect}.after")
+        return answer
 
     async def _bounded(self, call: Callable[[Client], Awaitable[T]]) -> T:
         client = self._client

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from coordinator.state import CoordinatorState
 from coordinator.view import Conflict
 from domain.messages.coordinator import INSTANCES_PATH, REFRESH_PATH, CoordinatorView, RefreshReply, RefreshRequest
+from service.failpoints import failpoint
 from service.http import HttpError, create_app, success
 from service.metrics import add_metrics_route
 
@@ -17,7 +18,9 @@ def management_app(state: CoordinatorState, registry: CollectorRegistry) -> Fast
 
     @app.post(REFRESH_PATH, response_model=RefreshReply)
     async def refresh(request: RefreshRequest) -> object:
+        await failpoint("coordinator.refresh.before")
         result = state.apply(request)
+        await failpoint("coordinator.refresh.after")
         if isinstance(result, Conflict):
             return _conflict(result, state.view.incarnation)
         return RefreshReply(data=result.outcome)
