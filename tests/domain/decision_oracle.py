@@ -60,6 +60,7 @@ class Switches:
     retry_supported: bool = False
     wake_idle_survivors: bool = False
     node_loss_is_death: bool = False
+    withdraw_on_first_fault: bool = False
     min_alive_ranks: int = 1
     reconfiguration_budget: int = 3
     correlation_window_sec: float = 5.0
@@ -113,16 +114,19 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do, by which rule; until when to wait at most (seconds; None = no timer), and what else follows."""
+    """What to do, by which rule (0: before all rules), until when to wait (seconds; None = no timer), and what else follows."""
 
     act: Act
     rule: int
     until: float | None = None
-    removed: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    """Whom it is about: removed by a round, told to retry, or woken."""
     dropped: frozenset[str] = frozenset()
     """Keys of the hardware faults that rule 4 marks handled."""
     isolated: bool = False
     """An L3 isolation stands: withdrawn, and ADD is withheld."""
+    withdrawn: bool = False
+    """The view has to be withdrawn now, for that or for another reason."""
 
 
 # "L1–L3 act only through rule 3 and the table; an unknown level counts as an unmappable L6."
@@ -163,6 +167,12 @@ def judge(s: Situation) -> Verdict:
     dropped = frozenset(fault.key for fault in fresh if is_major(fault) and not touches(fault, active))
     hardware = [fault for fault in fresh if is_major(fault) and touches(fault, active)]
 
+    # "L4–L6, unmappable or feature off | isolate at once", "mappable, feature on | isolation deferred: the round withdraws".
+    isolated_at_once = bool(hardware) and (not s.switches.feature or any(is_unmappable(fault) for fault in hardware))
+    # "withdraw_on_first_fault (withdraw the view at the first accepted report, phase unchanged, republish when the evidence
+    #  clears)"
+    at_first = s.switches.withdraw_on_first_fault and bool(dead or unhealthy or hardware)
+
     verdict = _first_match(s, active, dead, unhealthy, fresh, hardware)
 
     # "Reconfigurations have a budget (3 in 30 min, back-off); spent → the instance stays withdrawn in RECONFIGURING, says
@@ -170,7 +180,8 @@ def judge(s: Situation) -> Verdict:
     act = verdict.act
     if act is Act.RECONFIGURE and not s.forced and s.reconfigurations >= s.switches.reconfiguration_budget:
         act = Act.PERSON
-    return Verdict(act, verdict.rule, verdict.until, verdict.removed, dropped, isolated)
+    withdrawn = isolated or isolated_at_once or at_first
+    return Verdict(act, verdict.rule, verdict.until, verdict.ranks, dropped, isolated, withdrawn)
 
 
 def _first_match(
@@ -205,7 +216,7 @@ def _first_match(
     # "3. TokenReinference applies (hardware L2 code on its list) → it first."
     # Reading: for the table's L2 row it is the same with the feature off; a card of removed ranks alone starts nothing.
     if any(fault.level == "L2" and fault.code in s.switches.reinference_codes and touches(fault, active) for fault in fresh):
-        return Verdict(Act.TOKEN_REINFERENCE, 3 if s.switches.feature else 1)
+        return Verdict(Act.TOKEN_REINFERENCE, 3)
 
     # "1. feature off → original strategy (table below), nothing else."
     # Reading: rule 11 stays ("also with the feature off"); hardware before software, as no relaunch mends a card.
@@ -249,9 +260,9 @@ def _first_match(
     # "6. D = ∅, U = active → FastRecovery if applicable (enable_fast_recovery, all engines support retry); else wait for
     #  DEAD until the software collection timeout, then as rule 10."
     if not dead and unhealthy == active and s.switches.fast_recovery and s.switches.retry_supported:
-        return Verdict(Act.FAST_RECOVERY, 6)
+        return Verdict(Act.FAST_RECOVERY, 6, ranks=active)
     if not dead and unhealthy == active:
-        return _ten(s, collected_at, None, 6)
+        return _ten(s, collected_at, 6)
 
     # "7. D = active → reconfiguration."
     if dead == active:
@@ -263,7 +274,7 @@ def _first_match(
         # "Round abandoned → re-decide, at most 3 times per budget window, then reconfiguration."
         if len(unhealthy) < s.switches.min_alive_ranks or s.abandoned_rounds > 3:
             return Verdict(Act.RECONFIGURE, 8)
-        return Verdict(Act.SCALE_DOWN, 8, removed=dead)
+        return Verdict(Act.SCALE_DOWN, 8, ranks=dead)
 
     # "9. hardware came first and no FT perception by first hardware received_at + hardware_ft_correlation_window_sec →
     #  reconfiguration. Perception ▲ = every mapped rank reported DEAD, or all active UNHEALTHY; a perceived but
@@ -283,25 +294,26 @@ def _first_match(
             return Verdict(Act.RECONFIGURE, 9)
 
     # "10. software evidence, incomplete → wait; software_collection_timeout_sec after the first → one fresh look …"
+    # Reading: while rule 9 still waits, both timers run, and the earlier one ends the wait.
+    if correlated_at is not None and (collected_at is None or s.now < collected_at):
+        return Verdict(Act.WAIT, 9, min(correlated_at, collected_at or correlated_at))
     if software or node_losses:
         # "wake_idle_survivors (DEAD known, survivors HEALTHY because nothing runs: one bounded completion to each …)"
         # Reading: at once, and once; a survivor that was never reported is no worse than a healthy one.
         if s.switches.wake_idle_survivors and dead and not unhealthy and not s.woken:
-            return Verdict(Act.WAKE, 10)
-        return _ten(s, collected_at, correlated_at, 10)
-    if correlated_at is not None:
-        return Verdict(Act.WAIT, 9, correlated_at)
+            return Verdict(Act.WAKE, 10, ranks=active - dead)
+        return _ten(s, collected_at, 10)
 
     return _eleven(s, active)
 
 
-def _ten(s: Situation, collected_at: float | None, correlated_at: float | None, rule: int) -> Verdict:
+def _ten(s: Situation, collected_at: float | None, rule: int) -> Verdict:
     # "… → one **fresh look** at the engines through their NodeManagers, merged; evidence gone → forget it; rules 6–8 match
     #  now → they act ▲; else reconfiguration."
     # Reading: gone evidence and rules 6–8 were seen above; what comes here after the look is the "else".
     assert collected_at is not None
     if s.now < collected_at:
-        return Verdict(Act.WAIT, rule, min(collected_at, correlated_at or collected_at))
+        return Verdict(Act.WAIT, rule, collected_at)
     return Verdict(Act.RECONFIGURE if s.looked else Act.LOOK, rule)
 
 

@@ -10,14 +10,17 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any, NamedTuple
 
 from domain.config import FaultToleranceConfig
 from domain.decision import Action, Decision, DecisionReason, Situation, decide
 from domain.engine import EngineStatus, EntrySource
 from domain.evidence import Evidence, RankEvidence
-from domain.topology import Topology
+from domain.hardware import FaultLevel, HardwareEvidence, HardwareFault
+from domain.situation import Case
+from domain.topology import Role, Topology
 from tests.domain import decision_oracle as oracle
-from tests.domain.decision_oracle import DEAD, HEALTHY, UNHEALTHY, UNREPORTED, Act, RankSays, Strategy, Switches
+from tests.domain.decision_oracle import DEAD, HEALTHY, UNHEALTHY, UNREPORTED, Act, Hardware, RankSays, Strategy, Switches
 from tests.domain.instance_factories import T0, report, topology
 
 RANKS = (0, 1, 2, 3)
@@ -38,6 +41,11 @@ ACTS: dict[Action, Act] = {
     Action.KEEP: Act.KEEP,
     Action.WAIT: Act.WAIT,
     Action.FRESH_LOOK: Act.LOOK,
+    Action.WAKE: Act.WAKE,
+    Action.FAST_RECOVERY: Act.FAST_RECOVERY,
+    Action.TOKEN_REINFERENCE: Act.TOKEN_REINFERENCE,
+    Action.ENGINE_RELAUNCH: Act.RELAUNCH,
+    Action.SCALE_P2D: Act.SCALE_P2D,
     Action.SCALE_DOWN: Act.SCALE_DOWN,
     Action.RECONFIGURE: Act.RECONFIGURE,
     Action.PREEMPT: Act.PREEMPT,
@@ -59,49 +67,134 @@ def said(table: Sequence[str], order: str) -> dict[int, RankSays]:
     return says
 
 
-SOFTWARE: dict[str, tuple[dict[str, object], ...]] = {
-    "committed": ({}, {"dead_committed": frozenset({1})}, {"dead_committed": frozenset({0, 3})}),
+Values = tuple[dict[str, object], ...]
+Dimensions = dict[str, Values]
+
+
+def _removed(*ranks: int) -> dict[str, object]:
+    return {"dead_committed": frozenset(ranks)}
+
+
+SOFTWARE: Dimensions = {
+    "committed": ({}, _removed(1), _removed(0, 3), _removed(0, 1)),
     "runs": (
-        {},
-        {},
         {},
         {"strategy": Strategy("ScaleDownRound")},
         {"strategy": Strategy("ScaleDownRound", committed=True)},
+        {"strategy": Strategy("FastRecovery")},
+        {"strategy": Strategy("EngineRelaunch")},
+        {"strategy": Strategy("TokenReinference")},
         {"strategy": Strategy("InstanceReconfiguration")},
     ),
-    "ready": ({}, {}, {"all_ever_ready": False}, {"rebuilding": True}),
+    "ready": ({}, {"all_ever_ready": False}, {"rebuilding": True}),
     "lost": ({}, {"lost": frozenset({0, 1})}, {"lost": frozenset({2, 3})}),
-    "owed": ({}, {}, {}, {"forced": True}, {"failed": True}),
-    "looked": ({}, {"looked": True}),
-    "spent": ({}, {}, {"abandoned_rounds": 2}, {"abandoned_rounds": 4}, {"reconfigurations": 2}, {"reconfigurations": 3}),
+    "owed": ({}, {"forced": True}, {"failed": True}),
+    "spent": ({}, {"abandoned_rounds": 3}, {"abandoned_rounds": 4}, {"reconfigurations": 2}, {"reconfigurations": 3}),
+    "role": ({}, {"decode": True}),
+    "looked": ({"looked": False}, {"looked": True}),
+    "woken": ({"woken": False}, {"woken": True}),
     "switches": (
-        {},
+        {"switches": Switches()},
+        {"switches": Switches(feature=False)},
         {"switches": Switches(feature=False, engine_relaunch=False)},
+        {"switches": Switches(min_alive_ranks=2)},
         {"switches": Switches(collection_timeout_sec=3.0)},
+        {"switches": Switches(fast_recovery=True, retry_supported=True)},
+        {"switches": Switches(fast_recovery=True)},
+        {"switches": Switches(retry_supported=True, withdraw_on_first_fault=True)},
+        {"switches": Switches(wake_idle_survivors=True)},
     ),
     "now": tuple({"now": T0 + after} for after in (58, 59.999, 60, 61, 70, 90, 200)),
 }
-"""The dimensions beside what the ranks say; a value that stands several times is drawn more often."""
+"""The dimensions beside what the ranks say. Where the first value is empty, that is what usually holds."""
+
+USUALLY = 0.85
+"""How often a draw keeps to what usually holds: else something runs nearly always, and no rule after it is judged."""
 
 
-def whole(
-    dimensions: dict[str, tuple[dict[str, object], ...]], tables: Iterable[Sequence[str]] = TABLES, orders: Iterable[str] = ORDERS
-) -> Iterator[oracle.Situation]:
+def _hardware(*faults: Hardware) -> dict[str, object]:
+    return {"hardware": faults}
+
+
+def _card(level: str, *ranks: int, at: float, **changes: Any) -> Hardware:
+    code, card = changes.get("code", "0x80E01801"), changes.pop("card", "0")
+    fields = {"key": f"node/{code}/Ascend910-{card}", "level": level, "mapped": frozenset(ranks), "at": T0 + at, "code": code}
+    return Hardware(**{**fields, **changes})
+
+
+def _node(*ranks: int, at: float) -> Hardware:
+    return Hardware("node/NotReady/", "L6", frozenset(ranks), T0 + at, code="NotReady", node_wide=True)
+
+
+HEALING = "0x00F1FEF5"
+FIRST, TIE, BETWEEN, LATE = -3.0, 0.0, 2.5, 100.0
+
+HARDWARE: Values = (
+    {"hardware": ()},
+    *(_hardware(_card("L5", 1, at=at)) for at in (FIRST, TIE, BETWEEN, LATE)),
+    *(_hardware(_card("L4", 0, 1, at=at)) for at in (FIRST, BETWEEN)),
+    _hardware(_card("L6", 1, at=FIRST, handled=True)),
+    _hardware(_card("L6", at=FIRST)),
+    *(_hardware(_card("L5", 1, at=at, complete=False)) for at in (FIRST, LATE)),
+    _hardware(_card("L5", at=FIRST, complete=False, handled=True)),
+    _hardware(_card("SomethingNew", 1, at=FIRST)),
+    _hardware(_card("L5", 1, at=FIRST), _card("L6", 3, at=LATE, card="7")),
+    _hardware(_card("L5", 1, at=FIRST, handled=True), _card("L6", 0, at=BETWEEN, card="7")),
+    _hardware(_card("L4", 2, at=BETWEEN), _card("L4", at=FIRST, complete=False, card="x")),
+    _hardware(_card("L1", 1, at=FIRST)),
+    _hardware(_card("L2", 1, at=FIRST)),
+    _hardware(_card("L2", 1, at=LATE, code=HEALING)),
+    _hardware(_card("L2", 1, at=FIRST, code=HEALING, handled=True)),
+    _hardware(_card("L2", 1, at=FIRST, code=HEALING), _card("L5", at=FIRST, complete=False)),
+    _hardware(_card("L3", 1, at=FIRST)),
+    _hardware(_card("L3", at=FIRST, complete=False), _card("L5", 2, at=FIRST, card="7")),
+    _hardware(_node(2, 3, at=FIRST)),
+    _hardware(_node(2, 3, at=BETWEEN), _card("L5", 1, at=FIRST)),
+)
+"""None, mapped, handled, unmappable, several; before, with, between and after the software reports of `ORDERS`."""
+
+NODE_LOSS: Values = (
+    {"switches": Switches(node_loss_is_death=True)},
+    {"switches": Switches(node_loss_is_death=True, wake_idle_survivors=True)},
+)
+WITH_HARDWARE: Dimensions = {
+    **SOFTWARE,
+    "hardware": HARDWARE,
+    "switches": (*SOFTWARE["switches"], *NODE_LOSS, {"switches": Switches(correlation_window_sec=64.0)}),
+    "now": tuple({"now": T0 + after} for after in (1, 2, 4.999, 5, 7, 30, 59.999, 60, 61, 104, 106, 200)),
+}
+"""The same with hardware faults: every moment around both timers."""
+
+A_NODE_IS_GONE: Dimensions = {
+    **WITH_HARDWARE,
+    "hardware": HARDWARE[-2:],
+    "lost": ({"lost": frozenset({2, 3})},),
+    "switches": NODE_LOSS,
+}
+"""What the option `node_loss_is_death` is about."""
+
+
+def whole(dimensions: Dimensions, tables: Iterable[Sequence[str]] = TABLES) -> Iterator[oracle.Situation]:
     """Every combination, each once."""
-    distinct = [[value for n, value in enumerate(values) if value not in values[:n]] for values in dimensions.values()]
-    for table, order in itertools.product(tables, orders):
+    for table, order in itertools.product(tables, ORDERS):
         says = said(table, order)
-        for picks in itertools.product(*distinct):
+        for picks in itertools.product(*dimensions.values()):
             yield _situation(says, picks)
 
 
-def sampled(dimensions: dict[str, tuple[dict[str, object], ...]], each: int, seed: int) -> Iterator[oracle.Situation]:
+def sampled(dimensions: Dimensions, each: int, seed: int) -> Iterator[oracle.Situation]:
     """For every table of statuses `each` draws of order and all other dimensions."""
     dice = random.Random(seed)
     orders = tuple(ORDERS)
     for _ in range(each):
         for table in TABLES:
-            yield _situation(said(table, dice.choice(orders)), [dice.choice(values) for values in dimensions.values()])
+            yield _situation(said(table, dice.choice(orders)), [_drawn(values, dice) for values in dimensions.values()])
+
+
+def _drawn(values: Values, dice: random.Random) -> dict[str, object]:
+    if not values[0] and dice.random() < USUALLY:
+        return values[0]
+    return dice.choice(values)
 
 
 def _situation(says: dict[int, RankSays], picks: Iterable[dict[str, object]]) -> oracle.Situation:
@@ -125,68 +218,137 @@ def _rank_evidence(says: RankSays, rank: int, ready: bool) -> RankEvidence:
 
 
 @cache
-def _topology() -> Topology:
-    return topology()
+def _hardware_evidence(faults: tuple[Hardware, ...]) -> HardwareEvidence:
+    evidence = HardwareEvidence()
+    for fault in faults:
+        node, code, npu = fault.key.split("/")
+        known = fault.level in FaultLevel.__members__
+        told = HardwareFault(
+            node_name=node,
+            fault_code=code,
+            npu_name=npu,
+            level=FaultLevel(fault.level) if known else FaultLevel.L6,
+            ranks=tuple(sorted(fault.mapped)),
+            unmapped="" if fault.complete and known else "not known",
+            received_at=fault.at,
+            last_at=fault.at,
+            handled=fault.handled,
+        )
+        evidence = evidence.report(told)
+    return evidence
+
+
+@cache
+def _topology(decode: bool, retry: bool) -> Topology:
+    plain = topology()
+    assert plain.ft_capability is not None
+    capability = plain.ft_capability.model_copy(update={"retry_supported": retry})
+    return plain.model_copy(update={"role": Role.DECODE if decode else Role.UNION, "ft_capability": capability})
 
 
 @cache
 def _config(switches: Switches) -> FaultToleranceConfig:
     return FaultToleranceConfig(
         enable_dp_scale_down=switches.feature,
+        enable_engine_relaunch=switches.engine_relaunch,
+        enable_fast_recovery=switches.fast_recovery,
+        wake_idle_survivors=switches.wake_idle_survivors,
+        withdraw_on_first_fault=switches.withdraw_on_first_fault,
+        node_loss_is_death=switches.node_loss_is_death,
         min_alive_ranks=switches.min_alive_ranks,
         hardware_ft_correlation_window_sec=switches.correlation_window_sec,
         software_collection_timeout_sec=switches.collection_timeout_sec,
         reconfiguration_budget=switches.reconfiguration_budget,
+        token_reinference_codes=tuple(sorted(switches.reinference_codes)),
     )
+
+
+def _may_be_stopped(strategy: Strategy | None) -> bool:
+    """As the state of an instance tells it; `test_instance.py` has its own tests of that."""
+    if strategy is None:
+        return False
+    return strategy.kind in ("FastRecovery", "EngineRelaunch") or (strategy.kind == "ScaleDownRound" and not strategy.committed)
 
 
 def asked(s: oracle.Situation) -> Decision:
     """`decide`'s answer to a situation of the oracle's."""
-    where, config = _topology(), _config(s.switches)
+    where, config = _topology(s.decode, s.switches.retry_supported), _config(s.switches)
     evidence = Evidence(
         ranks={rank: _rank_evidence(says, rank, s.all_ever_ready or rank == 0) for rank, says in s.says.items()},
         forming=s.rebuilding,
+        hardware=_hardware_evidence(s.hardware),
     )
-    active = tuple(rank for rank in RANKS if rank not in s.dead_committed)
     owed = DecisionReason.FORCED if s.forced else DecisionReason.ROUND_FAILED if s.failed else None
     situation = Situation(
         dead_committed=tuple(sorted(s.dead_committed)),
         rebuilding=s.rebuilding,
         strategy_runs=s.strategy is not None,
-        preemptible=s.strategy is not None and s.strategy.kind == "ScaleDownRound" and not s.strategy.committed,
+        preemptible=_may_be_stopped(s.strategy),
         owed=owed,
-        looked_for=evidence.first_fault_at(active) if s.looked else None,
         abandoned_at=(s.now - 10,) * s.abandoned_rounds,
         rebuilt_at=(s.now - 1000,) * s.reconfigurations,
         lost_node_managers=tuple(manager for manager in where.managers if set(where.ranks_of(manager)) <= s.lost),
     )
-    return decide(evidence, situation, where, config, s.now)
+    since = Case(evidence, situation, where, config, s.now).collecting_since
+    done = {"looked_for": since if s.looked else None, "woken_for": since if s.woken else None}
+    return decide(evidence, situation.model_copy(update=done), where, config, s.now)
 
 
 RULE_OF: dict[DecisionReason, int] = {
     DecisionReason.FORCED: 0,
     DecisionReason.ROUND_FAILED: 0,
     DecisionReason.FEATURE_OFF: 1,
+    DecisionReason.FEATURE_OFF_HARDWARE: 1,
     DecisionReason.STRATEGY_RUNS: 2,
+    DecisionReason.UNMAPPABLE_PREEMPTS: 2,
+    DecisionReason.TOKEN_REINFERENCE: 3,
     DecisionReason.NOT_ACTIVE: 5,
+    DecisionReason.UNMAPPABLE_HARDWARE: 5,
+    DecisionReason.FAST_RECOVERY: 6,
     DecisionReason.ALL_UNHEALTHY: 6,
     DecisionReason.ALL_DEAD: 7,
     DecisionReason.COMPLETE: 8,
+    DecisionReason.TOO_FEW_SURVIVORS: 8,
     DecisionReason.ABANDONED_TOO_OFTEN: 8,
+    DecisionReason.HARDWARE_FIRST: 9,
+    DecisionReason.HARDWARE_NOT_PERCEIVED: 9,
     DecisionReason.INCOMPLETE: 10,
+    DecisionReason.WAKE_SURVIVORS: 10,
+    DecisionReason.NODE_LOSS: 10,
     DecisionReason.NODE_MANAGER_LOST: 11,
+    DecisionReason.REMOVED_RANKS_ONLY: 11,
+    DecisionReason.ISOLATED: 11,
     DecisionReason.NO_EVIDENCE: 11,
 }
 """The rule that each reason belongs to; 0 = before all rules. A spent budget hides it."""
 
-Answer = tuple[Act, int | None, float | None, frozenset[int]]
-"""What is compared: what to do, by which rule, until when to wait, what to remove."""
+
+ABOUT_RANKS = (Action.SCALE_DOWN, Action.FAST_RECOVERY, Action.WAKE)
+
+
+class Answer(NamedTuple):
+    """What is compared. `ranks` where the oracle names any; of what rule 4 drops, the keys."""
+
+    act: Act
+    rule: int | None
+    until: float | None
+    ranks: frozenset[int]
+    dropped: frozenset[str]
+    isolated: bool
+    withdrawn: bool
 
 
 def answer_of_decide(s: oracle.Situation) -> Answer:
     decision = asked(s)
-    until = decision.until if decision.action is Action.WAIT else None
-    return ACTS[decision.action], RULE_OF.get(decision.reason), until, frozenset(decision.ranks)
+    return Answer(
+        ACTS[decision.action],
+        RULE_OF.get(decision.reason),
+        decision.until if decision.action is Action.WAIT else None,
+        frozenset(decision.ranks if decision.action in ABOUT_RANKS else ()),
+        frozenset(decision.handled),
+        decision.isolated,
+        decision.withdraw,
+    )
 
 
 def answer_of_oracle(s: oracle.Situation, verdict: oracle.Verdict | None = None) -> Answer:
@@ -196,7 +358,7 @@ def answer_of_oracle(s: oracle.Situation, verdict: oracle.Verdict | None = None)
         rule = None
     if verdict.act is Act.PREEMPT:
         rule = 0 if s.forced else 2
-    return verdict.act, rule, verdict.until, verdict.removed
+    return Answer(verdict.act, rule, verdict.until, verdict.ranks, verdict.dropped, verdict.isolated, verdict.withdrawn)
 
 
 def disagreement(s: oracle.Situation) -> str | None:

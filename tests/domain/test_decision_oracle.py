@@ -5,10 +5,23 @@ from collections.abc import Iterable
 import pytest
 
 from tests.domain import decision_oracle as oracle
-from tests.domain.decision_situations import SOFTWARE, TABLES, disagreement, sampled, whole
+from tests.domain.decision_situations import (
+    A_NODE_IS_GONE,
+    HARDWARE,
+    SOFTWARE,
+    TABLES,
+    WITH_HARDWARE,
+    Dimensions,
+    Values,
+    disagreement,
+    sampled,
+    whole,
+)
 
 SHOWN = 5
-FASTER: dict[str, tuple[dict[str, object], ...]] = {"now": ({"now": 1_000_061.0},), "looked": ({}, {"looked": True})}
+MOMENTS: Values = tuple(
+    value for value in WITH_HARDWARE["now"] if value["now"] in {1_000_000.0 + at for at in (1, 5, 30, 60, 200)}
+)
 
 
 def assert_agreement(situations: Iterable[oracle.Situation], at_least: int) -> None:
@@ -23,16 +36,38 @@ def assert_agreement(situations: Iterable[oracle.Situation], at_least: int) -> N
     assert judged >= at_least
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_decisions_are_those_of_the_oracle(seed: int) -> None:
-    assert_agreement(sampled(SOFTWARE, each=60, seed=seed), at_least=15_000)
+@pytest.mark.parametrize(("dimensions", "each"), [(SOFTWARE, 50), (WITH_HARDWARE, 90), (A_NODE_IS_GONE, 20)])
+def test_decisions_are_those_of_the_oracle(dimensions: Dimensions, each: int) -> None:
+    assert_agreement(sampled(dimensions, each, seed=1), at_least=len(TABLES) * each)
 
 
 def test_every_table_of_statuses_has_the_oracles_answer_around_the_collection_timeout() -> None:
     assert_agreement(whole({"now": SOFTWARE["now"], "looked": SOFTWARE["looked"]}), at_least=len(TABLES) * 4 * 14)
 
 
+def test_the_situations_reach_every_rule_and_every_action() -> None:
+    verdicts = [
+        oracle.judge(situation)
+        for dimensions in (SOFTWARE, WITH_HARDWARE, A_NODE_IS_GONE)
+        for situation in sampled(dimensions, each=20, seed=1)
+    ]
+    assert {verdict.act for verdict in verdicts} == set(oracle.Act)
+    assert {verdict.rule for verdict in verdicts} == {0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11}
+    assert any(verdict.dropped for verdict in verdicts), "rule 4"
+    assert any(verdict.isolated for verdict in verdicts)
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 110))
-def test_decisions_are_those_of_the_oracle_in_a_million_situations(seed: int) -> None:
-    assert_agreement(sampled(SOFTWARE, each=400, seed=seed), at_least=100_000)
+@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("dimensions", [SOFTWARE, WITH_HARDWARE, A_NODE_IS_GONE])
+def test_decisions_are_those_of_the_oracle_in_a_million_situations(dimensions: Dimensions, seed: int) -> None:
+    assert_agreement(sampled(dimensions, each=400, seed=seed), at_least=len(TABLES) * 400)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "switches", [{"switches": value} for value in dict.fromkeys(v["switches"] for v in WITH_HARDWARE["switches"])]
+)
+def test_every_combination_of_statuses_hardware_order_and_time_has_the_oracles_answer(switches: dict[str, object]) -> None:
+    dimensions = {"hardware": HARDWARE, "now": MOMENTS, "looked": SOFTWARE["looked"], "switches": (switches,)}
+    assert_agreement(whole(dimensions), at_least=len(TABLES) * 4 * len(HARDWARE) * len(MOMENTS) * 2)
