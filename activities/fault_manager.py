@@ -24,11 +24,14 @@ from domain.messages.strategy import (
     PROGRESS_SIGNAL,
     CommitReport,
     EndReport,
+    FastRecoveryReport,
     FaultManagerStart,
     LookUpCall,
     LookUpResult,
     ProgressReport,
     ReconfigurationReport,
+    ReinferenceReport,
+    RelaunchReport,
     Reported,
     StrategyEnd,
     StrategyKind,
@@ -126,23 +129,23 @@ class FaultManagerActivities:
                 raise Transient(f"Temporal cannot describe {call.workflow_id}: {error.message}") from None
             if status is WorkflowExecutionStatus.RUNNING:
                 return LookUpResult(state=StrategyState.RUNNING)
-            report = await _report(handle, _REPORTS.get(call.kind)) if status in _ENDED else None
-            if report is None:
-                return LookUpResult(state=StrategyState.LOST)
-            return LookUpResult(state=StrategyState.ENDED, end=_end(call, report))
+            end = await _end(handle, call) if status in _ENDED else None
+            return LookUpResult(state=StrategyState.LOST if end is None else StrategyState.ENDED, end=end)
 
 
-_REPORTS: Final[dict[StrategyKind, type[RoundReport] | type[ReconfigurationReport]]] = {
-    StrategyKind.SCALE_DOWN: RoundReport,
-    StrategyKind.INSTANCE_RECONFIGURATION: ReconfigurationReport,
+_REPORTS: Final[dict[StrategyKind, tuple[str, type[BaseModel]]]] = {
+    StrategyKind.SCALE_DOWN: ("round", RoundReport),
+    StrategyKind.FAST_RECOVERY: ("fast_recovery", FastRecoveryReport),
+    StrategyKind.TOKEN_REINFERENCE: ("reinference", ReinferenceReport),
+    StrategyKind.ENGINE_RELAUNCH: ("relaunch", RelaunchReport),
+    StrategyKind.INSTANCE_RECONFIGURATION: ("reconfiguration", ReconfigurationReport),
 }
+"""Under which field of `StrategyEnd` a kind's report stands, and what it is."""
 
 
-async def _report(
-    handle: WorkflowHandle[object, object], kind: type[RoundReport] | type[ReconfigurationReport] | None
-) -> RoundReport | ReconfigurationReport | None:
-    """A closed strategy's report: its result, or the first detail of its failure."""
-    if kind is None:
+async def _end(handle: WorkflowHandle[object, object], call: LookUpCall) -> StrategyEnd | None:
+    """A closed strategy's end: its report is its result, or the first detail of its failure. None: it left none."""
+    if call.kind not in _REPORTS:
         return None
     try:
         found = await handle.result()
@@ -151,15 +154,7 @@ async def _report(
         found = cause.details[0] if isinstance(cause, ApplicationError) and cause.details else None
     except RPCError as error:
         raise Transient(f"Temporal does not give the result of {handle.id}: {error.message}") from None
-    return kind.model_validate(found) if isinstance(found, dict) else None
-
-
-def _end(call: LookUpCall, report: RoundReport | ReconfigurationReport) -> StrategyEnd:
-    return StrategyEnd(
-        kind=call.kind,
-        instance_id=call.instance_id,
-        generation=call.generation,
-        workflow_id=call.workflow_id,
-        round=report if isinstance(report, RoundReport) else None,
-        reconfiguration=report if isinstance(report, ReconfigurationReport) else None,
-    )
+    if not isinstance(found, dict):
+        return None
+    field, kind = _REPORTS[call.kind]
+    return StrategyEnd.model_validate({**call.model_dump(), field: kind.model_validate(found)})

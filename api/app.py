@@ -15,6 +15,7 @@ from api.coordinators import coordinator_routes
 from api.errors import ApiReason
 from api.faults import fault_routes
 from api.gateway import Gateway, WorkflowUnknown
+from api.hardware import hardware_routes
 from api.health import health_routes
 from api.heartbeats import heartbeat_routes
 from api.instances import instance_routes, registry_start
@@ -63,6 +64,7 @@ def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
     app.add_exception_handler(WorkflowUnknown, _on_unknown_workflow)
     groups = (
         fault_routes,
+        hardware_routes,
         heartbeat_routes,
         registration_routes,
         coordinator_routes,

@@ -23,3 +23,4 @@ class ReportRefusal(StrEnum):
     UNKNOWN_RANK = "UNKNOWN_RANK"
     FOREIGN_RANK = "FOREIGN_RANK"  # another Pod owns that rank
     FOREIGN_POD = "FOREIGN_POD"  # no NodeManager of the instance is at that address
+    UNKNOWN_NODE = "UNKNOWN_NODE"  # no instance has a Pod on that node

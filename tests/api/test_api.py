@@ -260,6 +260,21 @@ async def test_a_fault_over_http_becomes_a_round_and_committed_ranks_come_back_i
     assert (await here.controller.call("POST", "/controller/heartbeat", heartbeat((0, 1)))).status_code == 409
 
 
+async def test_a_hardware_fault_reaches_the_instances_on_its_node_until_it_is_cleared(here: Installation) -> None:
+    fault = {"node_name": "node-0", "fault_code": "80E24E00", "npu_name": "Ascend910-0", "level": "NotHandleFault"}
+    told = await here.controller.call("POST", "/controller/report_hardware_fault", fault)
+    assert told.json()["data"] == {"accepted": True, "reason": "", "instances": [7]}
+    status = "/controller/fault_tolerance/status?instance_id=7"
+    shown = (await here.controller.until(status, lambda r: r.json()["data"]["hardware_faults"])).json()["data"]
+    assert shown["hardware_faults"] == ["L1 80E24E00 on node-0, Ascend910-0 (ranks [0])"]
+    assert shown["active_strategy"] is None
+    await here.controller.call("POST", "/controller/clear_hardware_fault", fault)
+    await here.controller.until(status, lambda r: not r.json()["data"]["hardware_faults"])
+    elsewhere = await here.controller.call("POST", "/controller/report_hardware_fault", {**fault, "node_name": "node-9"})
+    assert elsewhere.json()["data"] == {"accepted": False, "reason": "UNKNOWN_NODE", "instances": []}
+    assert (await here.controller.call("POST", "/controller/report_hardware_fault", {"npu_name": "x"})).status_code == 400
+
+
 async def test_a_faultmanager_that_was_terminated_is_started_by_the_next_heartbeat(here: Installation) -> None:
     first = (await here.world.handle.describe()).run_id
     await here.world.handle.terminate()

@@ -31,6 +31,20 @@ def topology(ranks: int = 4, per_pod: int = 2) -> Topology:
     )
 
 
+def on_nodes(ranks: int = 4, per_pod: int = 2, **changes: Any) -> Topology:
+    """The same, each Pod on a node of its own (node-0, node-1, …), each rank with one device: its index in the Pod."""
+    plain = topology(ranks, per_pod)
+    return plain.model_copy(
+        update={
+            "node_managers": tuple(
+                place.model_copy(update={"node_name": f"node-{index}"}) for index, place in enumerate(plain.node_managers)
+            ),
+            "endpoints": tuple(e.model_copy(update={"device_ids": (str(e.id % per_pod),)}) for e in plain.endpoints),
+            **changes,
+        }
+    )
+
+
 def config(**changes: Any) -> FaultToleranceConfig:
     return FaultToleranceConfig(**{"enable_dp_scale_down": True, **changes})
 
