@@ -126,6 +126,14 @@ def drill(context: typer.Context) -> None:
     become("drills", context.args)
 
 
+@app.command(context_settings=_PASS_THROUGH)
+def bench(context: typer.Context) -> None:
+    """Measure how fast rounds are, and what idling costs (rounds, idle)."""
+    from cli.single import become
+
+    become("bench", context.args)
+
+
 @app.command()
 def doctor(
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration to check.")] = None,

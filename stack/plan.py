@@ -264,6 +264,8 @@ class _Draft:
     def _engine_entry(self, rank: int | None) -> dict[str, object]:
         """How a NodeManager starts a simulated engine; it fills in what stands in braces."""
         engine = self._spec.engine
+        if engine.command is not None:
+            return {"command": list(engine.command), "environment": {PROCESS_VARIABLE: "engine-{rank}"}}
         command = [sys.executable, "-m", "simulator", "--host", "{ip}", "--port", "{port}"]
         command += ["--served-model-name", self._spec.model_name, "--log-dir", "{log_dir}"]
         command += ["--data-parallel-size", "{dp_size}", "--data-parallel-rank", "{rank}"]

@@ -34,6 +34,9 @@ USUAL_STORE_TIMEOUT_SEC: Final = 30.0
 class EngineSpec(Strict):
     """The simulated engines of a stack; all ranks alike, but for `rank_arguments` and `rank_env`."""
 
+    command: tuple[str, ...] | None = None
+    """Another program instead of the simulator, e.g. one whose FT API somebody else serves (`bench`)."""
+
     dialect: Dialect = Dialect.V1
     detection_sec: Seconds = 2.0
     """The communication timeout: from a step with a dead peer to `unhealthy`."""

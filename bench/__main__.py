@@ -1,0 +1,100 @@
+"""`python -m bench`, called by `autotomy bench`: measures and prints. Exit codes: 0 measured, 2 could not run."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+
+from bench.figures import Spread
+from bench.rounds import RoundsReport, bench_rounds
+from bench.site import Shape
+from domain.errors import AutotomyError, ConfigError
+
+
+def main() -> int:
+    """Read the command line, measure, print."""
+    given = _parser().parse_args()
+    try:
+        if given.what == "rounds":
+            report = asyncio.run(bench_rounds(_shape(given), given.rounds, _say))
+            print(report.model_dump_json() if given.json else _rounds_text(report), flush=True)
+    except AutotomyError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autotomy bench", description="How fast rounds are, and what idling costs.")
+    kinds = parser.add_subparsers(dest="what", required=True)
+    rounds = kinds.add_parser("rounds", help="ranks fail, rounds answer; the same rounds without Temporal beside them")
+    _add_shape(rounds, ranks=8, node_managers=2, instances=1, poll=0.25)
+    rounds.add_argument("--rounds", type=int, default=20, help="faults per instance (default: %(default)s)")
+    return parser
+
+
+def _add_shape(parser: argparse.ArgumentParser, *, ranks: int, node_managers: int, instances: int, poll: float) -> None:
+    parser.add_argument("--ranks", type=int, default=ranks, help="per instance (default: %(default)s)")
+    parser.add_argument("--node-managers", type=int, default=node_managers, help="per instance (default: %(default)s)")
+    parser.add_argument("--instances", type=int, default=instances, help="more than one: --light (default: %(default)s)")
+    parser.add_argument("--poll", type=float, default=poll, help="s between looks at an engine (default: %(default)s)")
+    parser.add_argument("--light", action="store_true", help="play the NodeManagers in one process, too")
+    parser.add_argument("--json", action="store_true", help="JSON as the last line of stdout")
+
+
+def _shape(given: argparse.Namespace) -> Shape:
+    if given.node_managers < 1 or given.ranks % given.node_managers or given.ranks < 2:
+        raise ConfigError(f"{given.ranks} ranks cannot be spread evenly over {given.node_managers} NodeManagers")
+    if given.instances > 1 and not given.light:
+        raise ConfigError("more than one instance needs --light")
+    return Shape(
+        ranks=given.ranks,
+        node_managers=given.node_managers,
+        instances=given.instances,
+        poll_sec=given.poll,
+        light=given.light,
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _rounds_text(report: RoundsReport) -> str:
+    figures, setup = report.figures, report.setup
+    lines = [
+        f"{setup.instances} × {setup.ranks} ranks in {setup.node_managers} Pods ({'light' if setup.light else 'real'} "
+        f"NodeManagers), polls every {setup.poll_sec:g} s, {figures.rounds} rounds; "
+        f"{setup.cpus} CPUs, load {setup.load_before:g} → {setup.load_after:g}",
+        "",
+        f"{'seconds':<22}{'p50':>9}{'p95':>9}{'p99':>9}{'most':>9}",
+        *_rows(
+            {
+                "our share": figures.control_plane_sec,
+                "the bare loop's": figures.bare_loop_sec,
+                "Temporal, API, decision": figures.temporal_sec,
+                "fault to published": figures.in_place_sec,
+            }
+        ),
+        "",
+        *_rows(figures.stage_sec),
+        "",
+        f"ratio to the bare loop {figures.ratio}, without poll waits {figures.ratio_without_poll_waits}; "
+        f"commands per engine and fault: {figures.commands_per_engine}",
+        "CPU seconds a round: " + ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in figures.cpu_sec.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _rows(spreads: Mapping[str, Spread | None]) -> list[str]:
+    return [
+        f"{name:<24}{one.p50:>7.3f}{one.p95:>9.3f}{one.p99:>9.3f}{one.most:>9.3f}"
+        for name, one in spreads.items()
+        if one is not None
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
