@@ -31,7 +31,6 @@ from domain.messages.coordinator import (
     REFRESH_PATH,
     ConflictReason,
     RefreshEvent,
-    RefreshInstance,
     RefreshOutcome,
     RefreshReply,
     RefreshRequest,
@@ -229,8 +228,7 @@ class ViewPush:
 
 def set_request(call: PushLoopCall) -> RefreshRequest:
     """The whole view; withdrawn instances are listed too, without endpoints (design §5)."""
-    instances: tuple[RefreshInstance, ...] = tuple(project(v.topology, v.ranks, v.revision) for v in call.views)
-    return RefreshRequest(event=RefreshEvent.SET, instances=instances)
+    return RefreshRequest(event=RefreshEvent.SET, instances=tuple(known.entry for known in call.views))
 
 
 async def _refresh(

@@ -98,7 +98,7 @@ def _summary(
         refusal(manager, answer) for manager, answer in answers.items() if isinstance(answer, AutotomyError)
     )
     known = pushed.views.get(instance_id)
-    views = [(known.view.revision, known.view.ranks)] if known is not None else []
+    views = [(known.revision, known.ranks)] if known is not None else []
     views += [(instance.revision or 0, instance.ranks) for instance in held]
     revision, ranks = max(views, default=(0, ()))
     return JournalsResult(

@@ -8,6 +8,7 @@ finalized. What is *served* is a projection of this (`serving.py`); the topology
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -101,6 +102,18 @@ class Topology(Strict):
             self.manager_of(endpoint)
         return self
 
+    @cached_property
+    def _routable(self) -> dict[int, Endpoint]:
+        return {endpoint.id: endpoint for endpoint in self.endpoints if not endpoint.headless}
+
+    @cached_property
+    def _managers_at(self) -> dict[str, tuple[NodeManagerAddress, ...]]:
+        """By Pod ip: an installation has tens of thousands of endpoints, so nothing here walks through all of them."""
+        found: dict[str, tuple[NodeManagerAddress, ...]] = {}
+        for place in self.node_managers:
+            found[place.pod_ip] = (*found.get(place.pod_ip, ()), place.address)
+        return found
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """The original DP ranks, ascending: 0..dp_size-1."""
@@ -108,11 +121,8 @@ class Topology(Strict):
 
     def manager_of(self, endpoint: Endpoint) -> NodeManagerAddress:
         """The NodeManager that owns an endpoint. Raises `ValueError` if none or more than one could."""
-        found = [
-            place.address
-            for place in self.node_managers
-            if place.pod_ip == endpoint.pod_ip and endpoint.node_manager_port in (None, place.port)
-        ]
+        here = self._managers_at.get(endpoint.pod_ip, ())
+        found = [manager for manager in here if endpoint.node_manager_port in (None, manager.port)]
         if len(found) != 1:
             raise ValueError(
                 f"endpoint {endpoint.id} in Pod {endpoint.pod_ip} matches {len(found)} NodeManagers; "
@@ -122,10 +132,7 @@ class Topology(Strict):
 
     def endpoint(self, rank: int) -> Endpoint:
         """The routable endpoint of a rank. Raises `KeyError` for a rank that the instance does not have."""
-        for endpoint in self.endpoints:
-            if endpoint.id == rank and not endpoint.headless:
-                return endpoint
-        raise KeyError(rank)
+        return self._routable[rank]
 
     def manager_of_rank(self, rank: int) -> NodeManagerAddress:
         return self.manager_of(self.endpoint(rank))

@@ -20,12 +20,12 @@ from typing import Final
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.errors import ConfigError, Transient
+from service.payloads import data_converter
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ async def _attempt(settings: ClientConnectConfig, timeout_sec: float, runtime: R
         async with asyncio.timeout(timeout_sec):
             return await Client.connect(
                 **settings,
-                data_converter=pydantic_data_converter,
+                data_converter=data_converter,
                 runtime=runtime,
                 identity=identity,
                 connect_timeout=timedelta(seconds=timeout_sec),

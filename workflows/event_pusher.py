@@ -112,7 +112,7 @@ class EventPusher:
         ends = [known.forget_at for known in self._state.views.values() if known.forget_at is not None]
         return PushLoopCall(
             coordinators=self._coordinators(),
-            views=tuple(known.view for _, known in sorted(self._state.views.items())),
+            views=tuple(known for _, known in sorted(self._state.views.items())),
             set_interval_sec=self._state.set_interval_sec,
             until=min(ends, default=None),
         )
@@ -134,10 +134,10 @@ class EventPusher:
         self._messages += 1
         instance_id = record.topology.instance_id
         known = self._state.views.get(instance_id)
-        if known is None or record.revision > known.view.revision:
-            self._become(views={**self._state.views, instance_id: KnownView(view=record)})
+        if known is None or record.revision > known.revision:
+            self._become(views={**self._state.views, instance_id: KnownView.of(record)})
             self._changed = True
-        return self._answer(self._state.views[instance_id].view.revision)
+        return self._answer(self._state.views[instance_id].revision)
 
     @record_view.validator
     def _only_ranks_of_the_instance(self, record: ViewRecord) -> None:
@@ -219,7 +219,7 @@ class EventPusher:
     def _show(self) -> None:
         lines = ["| instance | revision | ranks |", "|---|---|---|"]
         lines += [
-            f"| {instance_id} | {known.view.revision} | {', '.join(map(str, known.view.ranks)) or 'withdrawn'} |"
+            f"| {instance_id} | {known.revision} | {known.size or 'withdrawn'} |"
             for instance_id, known in sorted(self._state.views.items())
         ]
         lines += ["", "| Coordinator | incarnation |", "|---|---|"]

@@ -12,7 +12,7 @@ from activities.attempt import Attempt, attempt
 from activities.coordinator import ViewPush, set_request
 from activities.peer import new_http_client
 from domain.messages.coordinator import RefreshEvent, RefreshRequest
-from domain.messages.event_pusher import PushLoopCall
+from domain.messages.event_pusher import KnownView, PushLoopCall
 from domain.messages.round import ViewCall, ViewResult
 from domain.messages.strategy import CoordinatorRecord, Coordinators, ViewRecord
 from domain.serving import project
@@ -182,5 +182,5 @@ async def test_an_unusable_address_is_named() -> None:
 async def test_set_lists_withdrawn_instances_without_endpoints() -> None:
     async with fake_instance() as instance:
         view = ViewRecord(topology=instance.topology(), revision=4, ranks=())
-        request = set_request(PushLoopCall(coordinators=(), views=(view,), set_interval_sec=1.0))
+        request = set_request(PushLoopCall(coordinators=(), views=(KnownView.of(view),), set_interval_sec=1.0))
         assert [(one.id, one.revision, one.endpoints) for one in request.instances] == [(instance.instance_id, 4, {})]

@@ -78,14 +78,14 @@ async def test_an_older_revision_changes_nothing_and_the_newest_is_told(temporal
         reply = await record(world, 4, 0, 1, 2, 3)
         assert reply["known_revision"] == 5
         known = (await state(temporal_client)).views[world.instance.instance_id]
-        assert (known.view.revision, known.view.ranks) == (5, (0,))
+        assert (known.revision, known.ranks) == (5, (0,))
 
 
 async def test_ranks_that_the_instance_does_not_have_are_refused(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         with pytest.raises(WorkflowUpdateFailedError):
             await record(world, 2, 17)
-        assert (await state(temporal_client)).views[world.instance.instance_id].view.revision == 1
+        assert (await state(temporal_client)).views[world.instance.instance_id].revision == 1
 
 
 @pytest.mark.parametrize(
