@@ -9,6 +9,8 @@ from domain.messages.node_manager import (
     FT_PREFIX,
     ApplyReply,
     ApplyRequest,
+    EngineRestartReply,
+    EngineRestartRequest,
     FinalizeReply,
     FinalizeRequest,
     GuardReply,
@@ -80,3 +82,6 @@ class NodeManagerClient:
 
     async def stop(self, request: StopRequest, timeout_sec: float) -> StopReply:
         return await post(self._http, f"{self._url}{_PREFIX}/stop", request, StopReply, timeout_sec)
+
+    async def engine_restart(self, request: EngineRestartRequest, timeout_sec: float) -> EngineRestartReply:
+        return await post(self._http, f"{self._url}{_PREFIX}/engine-restart", request, EngineRestartReply, timeout_sec)

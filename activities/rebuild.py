@@ -1,14 +1,16 @@
-"""The steps of a rebuild at the NodeManagers: all stopped, all started, all engines ready (design §3).
+"""The steps of a rebuild or relaunch at the NodeManagers: all stopped, all started, all engines ready (design §3).
 
-**Stopped** means a new life: the NodeManager stopped its engines, exited, and its Pod came back under another
-incarnation. The stop names the incarnation that it means, so that neither a repeated nor a late one hits the new life.
-An unreachable NodeManager may still run its engines; it is waited for until the deadline.
+**Stopped** means, in a rebuild, a new life: the NodeManager stopped its engines, exited, and its Pod came back under
+another incarnation. The stop names the incarnation that it means, so that neither a repeated nor a late one hits the new
+life. In a relaunch the NodeManagers stay; the generation does the same for the engines. An unreachable NodeManager may
+still run its engines; it is waited for until the deadline, unless it is known to be gone.
 
 With `enable_dp_scale_down` off the FT routes answer 404; then a Pod's readiness is its plain `/node-manager/status`.
 """
 
 import logging
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import httpx
 from pydantic import Field
@@ -20,7 +22,17 @@ from activities.peer import PeerRefused, refusal
 from activities.sight import see
 from domain.engine import EngineStatus, ProcessState, RankEntry
 from domain.errors import AutotomyError, Transient
-from domain.messages.node_manager import FtPacing, NodeManagerReason, StartReply, StartRequest, StopReply, StopRequest
+from domain.messages.node_manager import (
+    EngineRestartAction,
+    EngineRestartReply,
+    EngineRestartRequest,
+    FtPacing,
+    NodeManagerReason,
+    StartReply,
+    StartRequest,
+    StopReply,
+    StopRequest,
+)
 from domain.messages.strategy import (
     EnginesReadyCall,
     EnginesReadyResult,
@@ -35,6 +47,8 @@ from domain.watch import Question
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 _STOP_POLL_SEC: Final = 0.2
 _START_TIMEOUT_SEC: Final = 30.0
 """A start may first have to stop engines of an older generation."""
@@ -47,7 +61,7 @@ class Lives(Strict):
 
 
 class RebuildActivities:
-    """The activities of InstanceReconfiguration that talk to NodeManagers over `http`, the worker's shared client."""
+    """What InstanceReconfiguration and EngineRelaunch want of NodeManagers, over `http`, the worker's shared client."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -60,17 +74,52 @@ class RebuildActivities:
         """Stops all, concurrently, each until it is back in a new life."""
         async with attempt("stop_node_managers") as run:
             lives = dict((run.recall(Lives) or Lives()).before)
-            works = [settled(self._stop(manager, call, run, lives)) for manager in call.managers]
-            answers = dict(zip(call.managers, await concurrently(works), strict=True))
-            return StopNodeManagersResult(
-                stopped=tuple(m for m, answer in answers.items() if not isinstance(answer, AutotomyError)),
-                unreachable=tuple(refusal(m, answer) for m, answer in answers.items() if isinstance(answer, Transient)),
-                refusals=tuple(
-                    refusal(m, answer)
-                    for m, answer in answers.items()
-                    if isinstance(answer, AutotomyError) and not isinstance(answer, Transient)
-                ),
-            )
+            return await self._stop_all(call, lambda manager: self._stop(manager, call, run, lives))
+
+    @activity.defn
+    async def stop_engines(self, call: StopNodeManagersCall) -> StopNodeManagersResult:
+        """Ends all engines, concurrently, and leaves the NodeManagers running."""
+        async with attempt("stop_engines") as run:
+            return await self._stop_all(call, lambda manager: self._stop_engines(manager, call, run))
+
+    async def _stop_all(
+        self, call: StopNodeManagersCall, stop: Callable[[NodeManagerAddress], Awaitable[None]]
+    ) -> StopNodeManagersResult:
+        works = [settled(self._stop_unless_gone(manager, call, stop)) for manager in call.managers]
+        answers = dict(zip(call.managers, await concurrently(works), strict=True))
+        silent = {manager: answer for manager, answer in answers.items() if isinstance(answer, Transient)}
+        return StopNodeManagersResult(
+            stopped=tuple(m for m, answer in answers.items() if not isinstance(answer, AutotomyError)),
+            gone=tuple(m for m in silent if m in call.may_be_gone),
+            unreachable=tuple(refusal(m, answer) for m, answer in silent.items() if m not in call.may_be_gone),
+            refusals=tuple(
+                refusal(m, answer) for m, answer in answers.items() if isinstance(answer, AutotomyError) and m not in silent
+            ),
+        )
+
+    async def _stop_unless_gone(
+        self,
+        manager: NodeManagerAddress,
+        call: StopNodeManagersCall,
+        stop: Callable[[NodeManagerAddress], Awaitable[None]],
+    ) -> None:
+        if manager in call.may_be_gone:
+            await self._client(manager).liveness(call.request_timeout_sec)
+        await stop(manager)
+
+    async def _stop_engines(self, manager: NodeManagerAddress, call: StopNodeManagersCall, run: Attempt) -> None:
+        """Returns when the engines are gone. Raises Transient when they are not by the deadline, Refused."""
+        client = self._client(manager)
+        request = EngineRestartRequest(action=EngineRestartAction.STOP, generation=call.generation)
+
+        async def ask(timeout_sec: float) -> EngineRestartReply:
+            return await unless_stopping(client.engine_restart(request, timeout_sec))
+
+        while (await run.until_answered(ask, call.deadline_at, call.request_timeout_sec)).status != "stopped":
+            left = run.left(call.deadline_at)
+            if left <= 0:
+                raise Transient(f"{manager} has been stopping its engines since, they are not gone yet", reason="NOT_GONE")
+            await run.pause(min(_STOP_POLL_SEC, left))
 
     async def _stop(self, manager: NodeManagerAddress, call: StopNodeManagersCall, run: Attempt, lives: dict[str, str]) -> None:
         """Returns in the NodeManager's new life. Raises Transient when that does not come until the deadline, Refused."""
@@ -103,20 +152,21 @@ class RebuildActivities:
             return StartNodeManagersResult(
                 started={str(m): reply.incarnation for m, reply in replies.items()},
                 engines={int(rank): life for reply in replies.values() for rank, life in reply.engines.items()},
-                refusals=tuple(refusal(m, answer) for m, answer in answers.items() if isinstance(answer, AutotomyError)),
+                refusals=tuple(
+                    refusal(m, answer)
+                    for m, answer in answers.items()
+                    if isinstance(answer, AutotomyError) and m not in call.optional
+                ),
             )
 
     async def _start(self, manager: NodeManagerAddress, call: StartNodeManagersCall, run: Attempt) -> StartReply:
         client, request = self._client(manager), start_request(call)
 
         async def ask(timeout_sec: float) -> StartReply:
-            try:
-                return await client.start(request, timeout_sec)
-            except PeerRefused as no:
-                if no.reason != NodeManagerReason.STOPPING:
-                    raise
-                raise Transient(no.message, reason=no.reason) from None  # its next life will take it
+            return await unless_stopping(client.start(request, timeout_sec))
 
+        if manager in call.optional:
+            return await ask(call.config.dp_scale_down_config.request_timeout_sec)
         timeout_sec = max(_START_TIMEOUT_SEC, call.config.dp_scale_down_config.request_timeout_sec)
         return await run.until_answered(ask, call.deadline_at, timeout_sec)
 
@@ -150,6 +200,16 @@ class RebuildActivities:
         if isinstance(answer, AutotomyError):
             return dict.fromkeys(question.ranks, answer.message)
         return {} if answer.status else dict.fromkeys(question.ranks, "its NodeManager says that the Pod is not ready")
+
+
+async def unless_stopping(answer: Awaitable[R]) -> R:
+    """The answer; a NodeManager that is about to exit counts as not there, because its next life will take the command."""
+    try:
+        return await answer
+    except PeerRefused as no:
+        if no.reason != NodeManagerReason.STOPPING:
+            raise
+        raise Transient(no.message, reason=no.reason) from None
 
 
 def start_request(call: StartNodeManagersCall) -> StartRequest:

@@ -71,6 +71,9 @@ def _add_life_routes(app: FastAPI, node: NodeManager) -> None:
         if request.action is EngineRestartAction.RESTART:
             node.daemon.restart_engines(request.generation)
             return EngineRestartReply(status="restarting", incarnation=node.incarnation)
+        if request.action is EngineRestartAction.STOP:
+            gone = node.daemon.stop_engines(request.generation)
+            return EngineRestartReply(status="stopped" if gone else "stopping", incarnation=node.incarnation)
         aborted = node.daemon.abort_restart()
         return EngineRestartReply(status="aborted" if aborted else "unchanged", incarnation=node.incarnation)
 

@@ -140,6 +140,26 @@ class Daemon:
         self._go_on(launch=False)
         return True
 
+    def stop_engines(self, generation: int | None) -> bool:
+        """Ends all engines, forgets the start, and waits for another one. True once they are gone.
+
+        Repeated after the start of this generation it changes nothing: the engines that it meant are gone. Raises
+        `CommandRefused`, `JournalError`.
+        """
+        if self.stopping:
+            raise CommandRefused(Refusal(NodeManagerReason.STOPPING, "this NodeManager is about to exit; ask its next life"))
+        standing, start = self._journal.standing, self._journal.start
+        if (refusal := old_generation(generation, standing.highest_generation)) is not None:
+            raise CommandRefused(refusal)
+        if start is None or (generation is not None and start.generation >= generation):
+            return not self._leftovers
+        self._journal.commit(standing=self._raised(standing, generation), forget_start=True, engines=self._as_leftovers())
+        self._set_aside()
+        self._engines.assign(None, standing.retired)
+        log.info("engines stop", extra={"generation": generation, "engines": len(self._leftovers)})
+        self._go_on(launch=False)
+        return not self._leftovers
+
     def stop(self, generation: int | None) -> None:
         """Ends all engines, forgets the start, then sets `exit_wanted`. Raises `CommandRefused`.
 

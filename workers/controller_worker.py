@@ -18,12 +18,14 @@ from activities.fault_manager import FaultManagerActivities
 from activities.journals import JournalActivities
 from activities.node_manager import NodeManagerActivities
 from activities.rebuild import RebuildActivities
+from workflows.engine_relaunch import EngineRelaunch
 from workflows.event_pusher import EventPusher
 from workflows.fast_recovery import FastRecovery
 from workflows.fault_manager import FaultManager
 from workflows.instance_reconfiguration import InstanceReconfiguration
 from workflows.instance_registry import InstanceRegistry
 from workflows.scale_down_round import ScaleDownRound
+from workflows.token_reinference import TokenReinference
 
 WORKFLOWS: Final[tuple[type, ...]] = (
     FaultManager,
@@ -32,6 +34,8 @@ WORKFLOWS: Final[tuple[type, ...]] = (
     ScaleDownRound,
     FastRecovery,
     InstanceReconfiguration,
+    EngineRelaunch,
+    TokenReinference,
 )
 
 PASSED_THROUGH: Final = (
@@ -46,7 +50,10 @@ PASSED_THROUGH: Final = (
     "workflows.round_ports",
     "workflows.round_page",
     "workflows.fast_recovery_page",
-    "workflows.transaction_page",
+    "workflows.strategy_page",
+    "workflows.strategy_shell",
+    "workflows.rebuild_page",
+    "workflows.rebuild_ports",
     "workflows.alarm",
     "workflows.errands",
     "workflows.fault_manager_errands",
@@ -86,6 +93,7 @@ def activities(client: Client, http: httpx.AsyncClient, task_queue: str, search_
         node_manager.fresh_look,
         node_manager.wake,
         rebuild.stop_node_managers,
+        rebuild.stop_engines,
         rebuild.start_node_managers,
         rebuild.await_engines_ready,
         journals.read_journals,

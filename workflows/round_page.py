@@ -2,7 +2,7 @@
 
 from temporalio import workflow
 
-from workflows.transaction_page import TransactionStatus, headline, not_final, ranks, stages, steps, waiting
+from workflows.strategy_page import StrategyStatus, headline, not_final, ranks, stages, steps, waiting
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOrder, RoundOutcome, RoundReport
@@ -15,7 +15,7 @@ _NEXT = {
 }
 
 
-class RoundStatus(TransactionStatus):
+class RoundStatus(StrategyStatus):
     """Query `status`: how far the round is. `report` is there when it has ended."""
 
     order: RoundOrder

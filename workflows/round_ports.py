@@ -6,14 +6,16 @@ activity without a result becomes an `AutotomyError`, which they know how to jud
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
-from workflows.strategy_run import HEARTBEAT_TIMEOUT, Reporter, StopWish, call_activity, now, start_activity
+from workflows.strategy_run import HEARTBEAT_TIMEOUT, call_activity, now, start_activity
+from workflows.strategy_shell import StrategyShell
 
 with workflow.unsafe.imports_passed_through():
     from activities.coordinator import CoordinatorActivities
@@ -44,18 +46,13 @@ COMMIT_ACKNOWLEDGEMENT_SEC = 10.0
 
 
 class ActivityPorts:
-    """`RoundPorts` and `FastRecoveryPorts` of one transaction.
+    """`RoundPorts` and `FastRecoveryPorts` of one transaction, whose status shows each call and each step."""
 
-    `on_call` hears of each call, in words for people, `on_step` of each step.
-    """
-
-    def __init__(
-        self, stop: StopWish, reporter: Reporter, on_call: Callable[[str], None], on_step: Callable[[StepReport], None]
-    ) -> None:
-        self._stop = stop
-        self._reporter = reporter
-        self._on_call = on_call
-        self._on_step = on_step
+    def __init__(self, shell: StrategyShell[Any]) -> None:
+        self._stop = shell.stop
+        self._reporter = shell.reporter
+        self._on_call = shell.called
+        self._on_step = shell.stepped
         self._beside: set[asyncio.Task[None]] = set()
 
     def now(self) -> float:

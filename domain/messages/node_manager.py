@@ -195,17 +195,21 @@ class StopReply(Tolerant):
 class EngineRestartAction(StrEnum):
     RESTART = "restart"
     ABORT = "abort"
+    STOP = "stop"  # ours: end the engines, and wait for a start
 
 
 class EngineRestartRequest(Strict):
-    """POST /node-manager/engine-restart: new engines under the same start, or give up on one that is under way."""
+    """POST /node-manager/engine-restart: new engines under the same start, or give up on one that is under way.
+
+    `stop` (ours) ends the engines of older generations without ending the NodeManager; repeated, it tells whether they are gone.
+    """
 
     action: EngineRestartAction
     generation: Generation | None = None
 
 
 class EngineRestartReply(Tolerant):
-    status: Literal["restarting", "aborted", "unchanged"]
+    status: Literal["restarting", "aborted", "unchanged", "stopping", "stopped"]
     incarnation: str
 
 

@@ -1,4 +1,4 @@
-"""What a person reads about a transaction (a round, a fast recovery) in the Web UI: markdown, at every step and for ever.
+"""What a person reads about a strategy in the Web UI: markdown, at every step and for ever after.
 
 In this order: how it ended or what is waited for, what happens next, the steps so far, the stages' seconds. This is what
 the pages have in common.
@@ -15,14 +15,14 @@ with workflow.unsafe.imports_passed_through():
 
 
 class CallMade(Strict):
-    """One call of a transaction, in words, and when it began (epoch seconds)."""
+    """One call of a strategy, in words, and when it began (epoch seconds)."""
 
     what: str
     at: float
 
 
-class TransactionStatus(Strict):
-    """How far a transaction is."""
+class StrategyStatus(Strict):
+    """How far a strategy is."""
 
     steps: tuple[StepReport, ...] = ()
     calls: tuple[CallMade, ...] = ()
@@ -30,15 +30,13 @@ class TransactionStatus(Strict):
     ignored_signals: tuple[str, ...] = ()
 
 
-def waiting(status: TransactionStatus) -> str:
+def waiting(status: StrategyStatus, stop_lands: str = "before the commit point or not at all") -> str:
     doing = status.calls[-1].what if status.calls else "the first workflow task"
-    wish = (
-        f" A stop was asked for ({status.stop_wish}); it lands before the commit point or not at all." if status.stop_wish else ""
-    )
+    wish = f" A stop was asked for ({status.stop_wish}); it lands {stop_lands}." if status.stop_wish else ""
     return f"**Running:** {doing}.{wish}"
 
 
-def steps(status: TransactionStatus) -> str:
+def steps(status: StrategyStatus) -> str:
     rows: list[tuple[float, str, str]] = [(step.at, step.phase.value, step.detail) for step in status.steps]
     rows += [(call.at, "", call.what) for call in status.calls]
     lines = ["| UTC | phase | what |", "|---|---|---|"]

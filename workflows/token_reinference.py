@@ -1,0 +1,70 @@
+"""`TokenReinference`: the wait for engines that heal by themselves, as a durable workflow (design §3, rule 3).
+
+The logic is `domain.reinference.run_reinference`; it touches nothing. A wait in vain is no failure of the workflow: the
+FaultManager decides again with what was seen. It is told apart by the search attribute `Outcome`.
+"""
+
+from collections.abc import Sequence
+
+from temporalio import workflow
+from temporalio.common import RawValue
+
+from workflows.rebuild_ports import RebuildActivityPorts
+from workflows.strategy_page import StrategyStatus, headline, ranks, steps, waiting
+from workflows.strategy_shell import StrategyShell
+
+with workflow.unsafe.imports_passed_through():
+    from domain.messages.strategy import ReinferenceOrder, ReinferenceReport, StrategyEnd, StrategyKind
+    from domain.reinference import run_reinference
+
+
+class ReinferenceStatus(StrategyStatus):
+    """Query `status`. `report` is there when it has ended."""
+
+    order: ReinferenceOrder
+    report: ReinferenceReport | None = None
+
+
+@workflow.defn(name="TokenReinference")
+class TokenReinference:
+    """Runs a `ReinferenceOrder` to its `ReinferenceReport`."""
+
+    @workflow.init
+    def __init__(self, order: ReinferenceOrder) -> None:
+        self._shell = StrategyShell(StrategyKind.TOKEN_REINFERENCE, order, ReinferenceStatus(order=order), _page)
+        self._shell.reporter.attribute(InstanceId=order.instance_id)
+
+    @workflow.run
+    async def run(self, order: ReinferenceOrder) -> ReinferenceReport:
+        report = await self._shell.run(run_reinference(order, RebuildActivityPorts(self._shell)))
+        outcome = "succeeded" if report.healed else "failed"
+        self._shell.reporter.attribute(Outcome=outcome)
+        end = StrategyEnd(
+            kind=StrategyKind.TOKEN_REINFERENCE,
+            instance_id=report.instance_id,
+            generation=report.generation,
+            workflow_id=workflow.info().workflow_id,
+            reinference=report,
+        )
+        await self._shell.tell_end(end, f"{outcome}, {report.reason.value}")
+        return report
+
+    @workflow.query
+    def status(self) -> ReinferenceStatus:
+        """How far the wait is, and its report once it has ended."""
+        return self._shell.status
+
+    @workflow.signal(dynamic=True)
+    def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
+        """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
+        self._shell.take(name, args)
+
+
+def _page(status: ReinferenceStatus) -> str:
+    order, report = status.order, status.report
+    title = f"## Instance {order.instance_id}: ranks {ranks(order.ranks)} may heal by themselves"
+    if report is None:
+        ended = waiting(status, "at the next look")
+    else:
+        ended = headline("healed" if report.healed else "not healed", report.reason.value, report.detail)
+    return "\n\n".join([title, f"Why: {order.why}", ended, steps(status), f"generation {order.generation}"])
