@@ -11,7 +11,7 @@ from dp_supervisor.rules import Look, Rules
 from dp_supervisor.server_command import ServerPlan
 from engine.client import EngineClient
 from engine.identity import ProcessIdentity, ProcessStat
-from engine.process import Loss, ProcessTree
+from engine.process import Loss, ProcessTree, code_text
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class RankServer:
         self._client = client
         self._on_exit = on_exit
         self._exited = False
+        self._ending = False
+        self._was_healthy = False
         self._tree = ProcessTree.launch(
             plan.command,
             environment={**os.environ, **plan.environment},
@@ -85,6 +87,7 @@ class RankServer:
 
     async def end(self, grace_sec: float) -> bool:
         """Ends the whole tree: SIGTERM, `grace_sec`, SIGKILL. True when nothing of it is left."""
+        self._ending = True
         gone = await self._tree.terminate(grace_sec)
         if not gone:
             log.error("processes of a server are left", extra={"rank": self.rank, "pid": self.pid})
@@ -98,17 +101,19 @@ class RankServer:
         if self._exited:  # also when it went in the middle of the look
             look, why = Look.EXITED, self.why
         if look is not self.look:
-            level = logging.INFO if look is Look.HEALTHY else logging.WARNING
+            expected = look is Look.HEALTHY or not self._was_healthy  # it takes its time to start
+            level = logging.INFO if expected and look is not Look.EXITED else logging.WARNING
             log.log(level, "rank seen", extra={"rank": self.rank, "look": look, "why": "" if look is Look.HEALTHY else why})
         self.look, self.why = look, "" if look is Look.HEALTHY else why
+        self._was_healthy = self._was_healthy or look is Look.HEALTHY
         return look
 
     def _on_loss(self, loss: Loss) -> None:
-        log.warning("process ended", extra={"rank": self.rank, "what": str(loss)})
-        if loss.identity == self._tree.root:
-            self.why = str(loss)
+        level = logging.INFO if self._ending else logging.WARNING
+        log.log(level, "process ended", extra={"rank": self.rank, "what": str(loss)})
 
     def _on_root_end(self, root: ProcessIdentity) -> None:
+        code = self._tree.exit_code
         self._exited = True
-        self.why = self.why if self._tree.loss and self._tree.loss.identity == root else f"its server {root.pid} exited"
+        self.why = f"server process {root.pid} ended" + (f" with {code_text(code)}" if code is not None else "")
         self._on_exit(self)

@@ -69,7 +69,7 @@ class Loss:
     exit_code: int | None = None
 
     def __str__(self) -> str:
-        code = "" if self.exit_code is None else f" with {_code_text(self.exit_code)}"
+        code = "" if self.exit_code is None else f" with {code_text(self.exit_code)}"
         title = f" ({self.title})" if self.title else ""
         return f"{self.role} process {self.identity.pid}{title} ended{code}"
 
@@ -171,6 +171,11 @@ class ProcessTree:
     @property
     def root_alive(self) -> bool:
         return self._alive(self.root.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The root's, once it ended and if this process started it; negative is the signal's number."""
+        return self._exit_code()
 
     def rescan(self, table: Mapping[int, ProcessStat]) -> bool:
         """Looks for workers that are not watched yet in a fresh `process_table()`. True if there were new ones."""
@@ -302,5 +307,6 @@ def _signal_process(identity: ProcessIdentity, number: signal.Signals) -> None:
             send_signal(pidfd, number)
 
 
-def _code_text(code: int) -> str:
+def code_text(code: int) -> str:
+    """An exit code in words."""
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -13,6 +13,7 @@ SURVIVORS: Final = tuple(rank for rank in range(RANKS) if rank != VICTIM)
 CLIENTS: Final = 16
 REQUESTS_PER_SEC: Final = 16.0
 THRESHOLD: Final = 3
+_SHORTEST_BOUND_SEC: Final = 2.0
 
 
 class SupervisorRules(StrEnum):
@@ -85,6 +86,11 @@ class Clock(Strict):
         """That many of the experiment's seconds, here."""
         return seconds / self.factor
 
+    @property
+    def probe_timeout_sec(self) -> float:
+        """Here. A bound is no wait: it is not divided below what a busy machine needs for an answer."""
+        return max(_SHORTEST_BOUND_SEC, self.of(self.probe_timeout)) if self.factor > 1 else self.probe_timeout
+
     def published(self, seconds: float) -> float:
         """That many seconds here, in the experiment's."""
         return round(seconds * self.factor, 1)
@@ -92,9 +98,9 @@ class Clock(Strict):
     def non_default_timers(self) -> dict[str, float]:
         """What is set to another value than real installations have; empty at factor 1."""
         timers = {
-            "engine_recovery_timeout_sec": self.server_gives_up,
-            "detection_sec": self.detection,
-            "dp_supervisor_probe_interval_s": self.probe_interval,
-            "dp_supervisor_probe_timeout_s": self.probe_timeout,
+            "engine_recovery_timeout_sec": self.of(self.server_gives_up),
+            "detection_sec": self.of(self.detection),
+            "dp_supervisor_probe_interval_s": self.of(self.probe_interval),
+            "dp_supervisor_probe_timeout_s": self.probe_timeout_sec,
         }
-        return {} if self.factor == 1 else {name: round(self.of(seconds), 4) for name, seconds in timers.items()}
+        return {} if self.factor == 1 else {name: round(seconds, 4) for name, seconds in timers.items()}

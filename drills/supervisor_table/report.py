@@ -1,16 +1,16 @@
 """The report: the table beside the published one, the picture, and the files of the bundle (contracts §8)."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from domain.model import Strict
 from drills.engine_log import EngineLine
 from drills.outcome import Check
 from drills.picture import Lane, Picture, Span, Tick, write_picture
 from drills.report import table
-from drills.supervisor_table.experiment import COLUMNS, Clock, Column, Published
+from drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, Column, Published
 from drills.supervisor_table.run import Raw, RunReport
 from drills.timeline import Timeline
 from drills.view_log import ViewLine
@@ -64,28 +64,35 @@ class TableReport(Strict):
 
 
 def table_text(figures: TableFigures) -> str:
-    """The table in Markdown: for each column the published cell and ours."""
-    shown = [column for column in COLUMNS if column.name in figures.columns]
-    header = ["after the kill", *(part for column in shown for part in (f"{column}: published", "here"))]
-    rows = [
-        ["pool A at +125 s", *_cells(figures, shown, lambda p: p.state_at_125, _state)],
-        ["failed requests after +120 s", *_cells(figures, shown, lambda p: p.failed_after_120, _failed_after_120)],
-        ["pod NotReady at", *_cells(figures, shown, lambda p: p.not_ready_at, _not_ready)],
-        ["failed / all requests", *_cells(figures, shown, lambda p: p.failed_total, _failed_total)],
-    ]
-    return table(header, rows)
+    """The table as it was published, each cell beside ours."""
+    head = ("", *(f"{word}, {where}" for word in ("stock supervisor", "ours") for where in ("published", "here")))
+    return table(head, [_row(figures, row) for row in _ROWS if _has(figures, row)])
 
 
-def _cells(
-    figures: TableFigures,
-    shown: Sequence[Column],
-    published: Callable[[Published], str | None],
-    ours: Callable[[RunReport], str],
-) -> Iterator[str]:
-    for column in shown:
-        own = figures.columns[column.name]
-        yield published(own.published) or _NOTHING
-        yield ", ".join(ours(run) for run in own.runs if run.failure is None) or _NOTHING
+class _Row(NamedTuple):
+    """One row: which of the two variants, whose published cell, and ours from a run."""
+
+    title: str
+    scale_down: bool
+    published: Callable[[Published], str | None]
+    ours: Callable[[RunReport], str]
+
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in COLUMNS if column.scale_down == self.scale_down)
+
+
+def _has(figures: TableFigures, row: _Row) -> bool:
+    return any(column.name in figures.columns for column in row.columns())
+
+
+def _row(figures: TableFigures, row: _Row) -> list[str]:
+    cells = [row.title]
+    for column in row.columns():
+        own = figures.columns.get(column.name)
+        runs = own.runs if own is not None else ()
+        cells.append(row.published(PUBLISHED[column.name]) or _NOTHING)
+        cells.append(", ".join(row.ours(run) for run in runs if run.failure is None) or _NOTHING)
+    return cells
 
 
 def render(report: TableReport) -> str:
@@ -96,7 +103,7 @@ def render(report: TableReport) -> str:
     parts = [f"# Drill {NAME}: {verdict}", report.summary]
     parts.append(
         f"Waiting times are divided by **{figures.factor:g}** ({timers or 'nothing is'}); seconds below are multiplied back. "
-        "Requests are not shortened: they take about a second each, as there, so that a run has fewer of them. "
+        "Requests are not shortened: they take about a second each, so a divided run has fewer of them. "
         "Published figures are from H200 hardware with a gateway and a picker; engines here are simulated."
     )
     parts.append(table_text(figures))
@@ -108,11 +115,11 @@ def render(report: TableReport) -> str:
 
 
 _NOTES: Final = """\
-How to read the two differences that are left. *Stock NotReady*: here the victim knows its own death at once, so its
-server exits 120 s after the kill; there it took some seconds longer. *Failed requests without scale_down*: the stock
-supervisor calls a halted pool ready, and our simulated ranks refuse at once (`503`), which draws a least-loaded router's
-next request to them again; behind the published run's gateway requests were parked instead. Ours takes the pool out of
-the view one sweep after the halt, and that is the point of the comparison."""
+How to read what differs. *Stock NotReady*: the simulated victim counts its 120 s from the kill itself; on
+hardware it was a little later. *Failed requests*: requests keep their length while waiting is divided, so the halt window of a
+divided run holds a larger share of its requests. Without `scale_down` the stock supervisor calls the halted pool ready;
+simulated ranks then refuse at once (`503`), which draws a least-loaded router's next requests, where the published run's
+gateway parked them. Ours takes the pool out one sweep after it has halted, which is what is compared."""
 
 _RUN_HEADER: Final = ("run", "at +125 s", "halted", "NotReady", "recovered", "victim exits", "stopped", "why", "failed / all")
 
@@ -142,6 +149,18 @@ def _not_ready(run: RunReport) -> str:
 
 def _failed_total(run: RunReport) -> str:
     return f"{run.requests.failed} / {run.requests.failed + run.requests.ok}"
+
+
+_ROWS: Final = (
+    _Row("scale_down at +32 s: pool A at +125 s", True, lambda cells: cells.state_at_125, _state),
+    _Row("scale_down at +32 s: failed requests after +120 s", True, lambda cells: cells.failed_after_120, _failed_after_120),
+    _Row("scale_down at +32 s: Pod NotReady at", True, lambda cells: cells.not_ready_at, _not_ready),
+    _Row("scale_down at +32 s: failed requests", True, lambda cells: cells.failed_total, _failed_total),
+    _Row("no scale_down: pool A at +125 s", False, lambda cells: cells.state_at_125, _state),
+    _Row("no scale_down: failed requests after +120 s", False, lambda cells: cells.failed_after_120, _failed_after_120),
+    _Row("no scale_down: Pod NotReady at", False, lambda cells: cells.not_ready_at, _not_ready),
+    _Row("no scale_down: failed requests", False, lambda cells: cells.failed_total, _failed_total),
+)
 
 
 def write_bundle(directory: Path, report: TableReport, clock: Clock, runs: Sequence[tuple[RunReport, Raw, Timeline]]) -> None:

@@ -62,7 +62,7 @@ class Pool:
         supervisor += ["--data-parallel-size", str(RANKS), "--data-parallel-size-local", str(RANKS), "--port", str(self.port)]
         supervisor += ["--data-parallel-supervisor-port", str(self.supervisor_port), "--data-parallel-multi-port-external-lb"]
         supervisor += ["--dp-supervisor-probe-interval-s", f"{clock.of(clock.probe_interval):g}"]
-        supervisor += ["--dp-supervisor-probe-timeout-s", f"{clock.of(clock.probe_timeout):g}"]
+        supervisor += ["--dp-supervisor-probe-timeout-s", f"{clock.probe_timeout_sec:g}"]
         supervisor += ["--dp-supervisor-probe-failure-threshold", str(THRESHOLD), "--enable-fault-tolerance"]
         if column.rules is SupervisorRules.STOCK:
             supervisor.append("--stock-rules")
