@@ -35,7 +35,7 @@ from domain.messages.round import (
 from domain.round import run_round
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
-from domain.watch import LookVerdict, Question, Sight
+from domain.watch import LookVerdict, Question, RecoveredWatch, Sight
 
 REQUEST_ID = "scale-down-" + "0" * 31 + "1"
 BEGAN_AT = 1_000.0
@@ -213,7 +213,7 @@ class ScriptedPorts:
         return self._play("guard", call, GuardResult(guarded=(*call.must, *call.may_be_absent)))
 
     async def look(self, call: LookCall) -> LookResult:
-        name = "look_ready" if call.watch.__class__.__name__ == "ApplyReadyWatch" else "look_recovered"
+        name = "look_recovered" if isinstance(call.watch, RecoveredWatch) else "look_ready"
         script = self.before if name == "look_ready" else self.after
         self.calls.append((name, call))
         self._raise_scripted(name)
@@ -230,6 +230,10 @@ class ScriptedPorts:
         result = LookResult(watch=watch, observation=observation, sweeps=sweeps, lost_guard=self.lost_guard)
         self.look_results.append(result)
         return result
+
+    async def pause(self, seconds: float, why: str) -> None:
+        assert why
+        self.clock += seconds
 
     async def withdraw(self, call: ViewCall) -> ViewResult:
         return self._play("withdraw", call, ViewResult(confirmed=True))
