@@ -16,6 +16,7 @@ _ORDER: Final = (
     "soft-rank0",
     "consecutive",
     "pod-partial",
+    "pod-empty",
     "multi-rank",
     "multi-rank-none-left",
     "controller-restart",

@@ -9,6 +9,9 @@ from drills.scene import Scene
 BETWEEN_ROUNDS_SEC: Final = 6.5
 """Longer than set_interval_sec: at least one periodic SET comes between two rounds."""
 
+LIFE_AFTER_SEC: Final = 3.0
+"""Several heartbeats of a Pod without ranks."""
+
 AFTER_GUARD: Final = "worker.guard.after"
 """Where a round stands when all NodeManagers are guarded and no engine was looked at yet."""
 
@@ -39,6 +42,14 @@ async def consecutive(scene: Scene) -> None:
 async def pod_partial(scene: Scene) -> None:
     await one_rank(scene, 3)
     await scene.linger(2.0)
+
+
+async def pod_empty(scene: Scene) -> None:
+    """Both ranks of the second Pod die at once; afterwards its NodeManager goes on with nobody to name."""
+    scene.kill_workers(2, 3)
+    await scene.until_shrunk([2, 3])
+    await scene.until_heartbeat_taken("node-manager-1", ranks=0)
+    await scene.linger(LIFE_AFTER_SEC)
 
 
 async def multi_rank(scene: Scene) -> None:
@@ -120,5 +131,17 @@ DRILLS: Final = (
         spec=local_spec("pod-partial"),
         act=pod_partial,
         expected=Expectation(outcome=Outcome.IN_PLACE, losses=((3,),), masters=(0,), kept_pods=("node-manager-1",)),
+    ),
+    Drill(
+        name="pod-empty",
+        summary="Both ranks of a Pod are removed, scale-up is off: the Pod is not stopped and its empty heartbeats are taken.",
+        spec=local_spec("pod-empty"),
+        act=pod_empty,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE,
+            losses=((2, 3),),
+            masters=(0,),
+            kept_pods=("node-manager-0", "node-manager-1"),
+        ),
     ),
 )

@@ -30,6 +30,7 @@ from stack.record import ProcessState
 
 _LOOK_PAUSE_SEC = 0.1
 _FOREIGN_LEASE_SEC = 60.0
+HEARTBEAT_METRIC = "autotomy_node_manager_heartbeat"
 
 
 class Scene:
@@ -96,6 +97,18 @@ class Scene:
         finally:
             await self.stack.kill(name, signal.SIGCONT)
             self.step(f"{name} goes on after {time.monotonic() - at:.1f} s")
+
+    async def until_heartbeat_taken(self, manager: str, ranks: int, within_sec: float = 15.0) -> None:
+        """A Pod's NodeManager says that its last heartbeat named so many ranks, and that the Controller took it."""
+        url = next(place.url for place in self.stack.addresses.node_managers if place.name == manager)
+        wanted = {f"{HEARTBEAT_METRIC}_ranks {ranks:.1f}", f"{HEARTBEAT_METRIC}_accepted 1.0"}
+        deadline = time.monotonic() + within_sec
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
+            while not wanted <= set((await http.get(f"{url}/metrics")).text.splitlines()):
+                if time.monotonic() >= deadline:
+                    raise NotSeen(f"no heartbeat of {manager} with {ranks} ranks was taken within {within_sec:g} s")
+                await asyncio.sleep(_LOOK_PAUSE_SEC)
+        self.step(f"a heartbeat of {manager} with {ranks} ranks was taken")
 
     async def take_pod(self, manager: str, request_id: str, within_sec: float) -> None:
         """Guard a Pod in the name of another round, as soon as its NodeManager allows that."""

@@ -23,7 +23,10 @@ _UNKNOWN_INSTANCE: Final = "UNKNOWN_INSTANCE"
 
 
 class Heartbeat:
-    """`content` gives the next heartbeat, None while the Pod belongs to no instance; `on_reply` learns."""
+    """`content` gives the next heartbeat, None while the Pod belongs to no instance; `on_reply` learns.
+
+    `accepted`, `ranks_named`: of the last one.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,8 @@ class Heartbeat:
         self._on_reply = on_reply
         self._on_unknown = on_unknown
         self._last_words = ""
+        self.accepted = False
+        self.ranks_named = 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -54,23 +59,28 @@ class Heartbeat:
             await asyncio.sleep(self._interval_sec)
 
     async def _beat(self, content: HeartbeatRequest) -> None:
+        self.accepted = await self._told(content)
+        self.ranks_named = len(content.endpoints)
+
+    async def _told(self, content: HeartbeatRequest) -> bool:
         try:
             async with asyncio.timeout(self._timeout_sec):
                 response = await self._http.post(self._url, json=content.model_dump(mode="json"))
         except (httpx.HTTPError, TimeoutError) as error:
             self._say(f"no answer: {error or type(error).__name__}")
-            return
+            return False
         if response.status_code != _ACCEPTED:
             self._say(f"HTTP {response.status_code}: {response.text[:200]}")
             if _says_unknown(response):
                 self._on_unknown()
-            return
+            return False
         try:
             self._on_reply(HeartbeatReply.model_validate(response.json()["data"]))
         except (ValidationError, ValueError, LookupError, TypeError) as error:
             self._say(f"a reply that cannot be read: {' '.join(str(error).split())[:200]}")
-            return
+            return False
         self._say("")
+        return True
 
     def _say(self, words: str) -> None:
         """Each state once, not once a second."""

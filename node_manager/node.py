@@ -243,6 +243,8 @@ class NodeManager:
             lambda: sum(engine.loss is None for engine in self.engines.all())
         )
         gauge("reports_waiting", "Ranks whose news the Controller does not have yet").set_function(lambda: self.reporter.waiting)
+        gauge("heartbeat_accepted", "1 if the Controller took the last heartbeat").set_function(lambda: self.heartbeat.accepted)
+        gauge("heartbeat_ranks", "How many ranks the last heartbeat named").set_function(lambda: self.heartbeat.ranks_named)
         gauge("poll_interval_seconds", "How often engines are looked at").set_function(lambda: self.poller.interval_sec)
 
 

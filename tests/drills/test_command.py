@@ -13,7 +13,7 @@ from drills.restart_run import chains, restart_drill
 def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     out = capsys.readouterr().out
-    for name in ("soft-rank", "soft-rank0", "consecutive", "multi-rank", "pod-partial", "soft-idle", "restart"):
+    for name in ("soft-rank", "soft-rank0", "consecutive", "multi-rank", "pod-partial", "pod-empty", "soft-idle", "restart"):
         assert f"\n{name} " in "\n" + out
 
 
