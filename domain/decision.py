@@ -154,7 +154,8 @@ def _rule_6_all_unhealthy(case: Case) -> Decision | None:
     """Everybody noticed a fault and nobody is known dead: the engines may retry, or one waits; nobody is guessed."""
     if case.dead or set(case.unhealthy) != set(case.active):
         return None
-    if retry_gate(case.config, case.topology.ft_capability).allowed:
+    topology = case.topology
+    if retry_gate(case.config, topology.ft_capability, capability_consistent=topology.ft_capability_consistent).allowed:
         return Decision(action=Action.FAST_RECOVERY, reason=DecisionReason.FAST_RECOVERY, detail=_faults(case), ranks=case.active)
     return _collect(case, DecisionReason.ALL_UNHEALTHY)
 

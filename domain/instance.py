@@ -19,7 +19,7 @@ from pydantic import Field
 from domain.config import FaultToleranceConfig
 from domain.decision import Action, Decision, DecisionReason, Situation
 from domain.evidence import Evidence
-from domain.hardware import FaultLevel
+from domain.hardware import FaultLevel, isolating
 from domain.messages.strategy import StrategyEnd, StrategyKind
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
 from domain.runtime import (
@@ -60,7 +60,8 @@ class RunningStrategy(Strict):
     """The one strategy that runs. `step` orders its progress; `view_revision` is the r it was ordered with.
 
     `attached`: found running by a FaultManager without memory, so its phase is taken as told. `committed_at`: when the
-    commit was recorded; from then on nothing may stop it. `bound_at`: the sum of its deadlines, outages left aside.
+    commit was recorded; from then on nothing may stop it. `bound_at`: the sum of its deadlines, outages left aside. `isolated`:
+    it was told to leave the view withdrawn.
     """
 
     kind: StrategyKind
@@ -70,6 +71,7 @@ class RunningStrategy(Strict):
     phase_before: FtPhase
     started_at: float
     bound_at: float
+    isolated: bool = False
     last_word_at: float
     request_id: str | None = None
     pending_ranks: tuple[Rank, ...] = ()
@@ -161,6 +163,11 @@ class InstanceState(Strict):
     @property
     def holds_evidence(self) -> bool:
         return bool(self.evidence.faulty(self.active))
+
+    @property
+    def isolated(self) -> bool:
+        """An L3 hardware fault stands that touches an active rank: nothing may be published."""
+        return bool(isolating(self.evidence.hardware, self.active))
 
     @property
     def automation_off(self) -> bool:

@@ -42,6 +42,9 @@ class TransactionOrder(Protocol):
     def view_revision(self) -> int: ...
 
     @property
+    def isolated(self) -> bool: ...
+
+    @property
     def first_unhealthy_at(self) -> dict[int, float]: ...
 
 

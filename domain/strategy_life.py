@@ -143,8 +143,8 @@ def _after_fast_recovery(
     state = _looking(_after_transaction(state, strategy, report), report.looked, now)
     match report.outcome:
         case RoundOutcome.SUCCEEDED:
-            view = _published(strategy, report.view_revision, state.active, confirmed=report.serving_published)
-            error = None if report.serving_published else _UNCONFIRMED
+            view = _published(strategy, report, state.active)
+            error = None if view.confirmed else _UNCONFIRMED
             return _back(state.but(view=view, last_error=error), strategy, now)
         case RoundOutcome.ABANDONED:
             return _back(state, strategy, now, abandoned=True)
@@ -193,8 +193,8 @@ def _after_success(state: InstanceState, strategy: RunningStrategy, report: Roun
     committed = tuple(sorted({*state.dead_committed, *report.dead_committed}))
     state = _looking(state.but(dead_committed=committed), report.looked, strategy.committed_at or now)
     if report.committed:
-        view = _published(strategy, report.view_revision, state.active, confirmed=report.serving_published)
-        state = state.but(view=view, last_error=None if report.serving_published else _UNCONFIRMED)
+        view = _published(strategy, report, state.active)
+        state = state.but(view=view, last_error=None if view.confirmed else _UNCONFIRMED)
     phase = resting_phase(committed)
     if state.phase is FtPhase.SCALING_DOWN:
         state = state.entering(FtPhase.POST_SCALE_CLEANUP, now)
@@ -215,6 +215,7 @@ def _after_rebuild(
         return _looking(state, report.looked, now).but(reseed=True).owing(_still_ordered(state, reason), why, now)
     committed = state.dead_committed if relaunch else ()
     state = state.but(dead_committed=committed)
+    view = _published(strategy, report, state.active)
     evidence = state.evidence.formed(report.engine_incarnations, state.active, now)
     started = state.but(
         evidence=evidence.merge_all(from_look(report.looked, now), committed),
@@ -222,14 +223,22 @@ def _after_rebuild(
         absent_node_managers=(),
         lost_node_managers=(),
         abandoned_at=(),
-        last_error=state.last_error if report.serving_published else _UNCONFIRMED,
-        view=_published(strategy, report.view_revision, state.active, confirmed=report.serving_published),
+        last_error=state.last_error if view.confirmed else _UNCONFIRMED,
+        view=view,
     )
     return started.entering(resting_phase(committed), now)
 
 
-def _published(strategy: RunningStrategy, revision: int, ranks: tuple[int, ...], *, confirmed: bool) -> ServingView:
-    return ServingView(revision=revision or strategy.view_revision + REVISIONS_OF_A_STRATEGY, ranks=ranks, confirmed=confirmed)
+def _published(
+    strategy: RunningStrategy,
+    report: RoundReport | FastRecoveryReport | ReconfigurationReport | RelaunchReport,
+    ranks: tuple[int, ...],
+) -> ServingView:
+    """The view that a strategy left behind: these ranks, or withdrawn still where it was told to leave it so."""
+    if strategy.isolated and not report.serving_published:
+        return ServingView(revision=report.view_revision or strategy.view_revision + 1, ranks=(), confirmed=True)
+    revision = report.view_revision or strategy.view_revision + REVISIONS_OF_A_STRATEGY
+    return ServingView(revision=revision, ranks=ranks, confirmed=report.serving_published)
 
 
 def _failure(what: str, reason: object, detail: str, strategy: RunningStrategy) -> str:

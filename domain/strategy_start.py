@@ -49,8 +49,10 @@ def start_round(state: InstanceState, decision: Decision, request_id: str, now: 
         phase_before=state.phase,
         topology=state.topology,
         config=state.config,
+        capability_consistent=state.topology.ft_capability_consistent,
         published_ranks=state.view.ranks,
         view_revision=state.view_revision,
+        isolated=state.isolated,
         reported_incarnations={rank: _reported_engine(state, rank) for rank in decision.ranks},
         first_unhealthy_at=_first_unhealthy(state),
     )
@@ -70,8 +72,10 @@ def start_fast_recovery(
         phase_before=state.phase,
         topology=state.topology,
         config=state.config,
+        capability_consistent=state.topology.ft_capability_consistent,
         published_ranks=state.view.ranks,
         view_revision=state.view_revision,
+        isolated=state.isolated,
         first_unhealthy_at=_first_unhealthy(state),
     )
     return _in_transaction(state, running, now), order
@@ -89,6 +93,7 @@ def start_rebuild(state: InstanceState, decision: Decision, now: float) -> tuple
         topology=state.topology,
         config=state.config,
         view_revision=state.view_revision,
+        isolated=state.isolated,
         why=_why(decision),
         lost_node_managers=state.lost_node_managers,
     )
@@ -115,6 +120,7 @@ def start_relaunch(state: InstanceState, decision: Decision, now: float) -> tupl
         config=state.config,
         dead_committed=state.dead_committed,
         view_revision=state.view_revision,
+        isolated=state.isolated,
         why=_why(decision),
         lost_node_managers=state.lost_node_managers,
     )
@@ -195,6 +201,7 @@ def _running(state: InstanceState, kind: StrategyKind, now: float) -> RunningStr
         phase_before=state.phase,
         started_at=now,
         bound_at=now + bound_sec(state, kind),
+        isolated=state.isolated,
         last_word_at=now,
     )
 

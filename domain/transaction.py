@@ -216,7 +216,13 @@ async def finalize(ledger: Ledger, ports: TransactionPorts) -> None:
 
 
 async def publish(ledger: Ledger, ports: TransactionPorts) -> None:
-    """The survivors are routed to again. Where that cannot be confirmed, the FaultManager goes on pushing."""
+    """The survivors are routed to again. Where that cannot be confirmed, the FaultManager goes on pushing.
+
+    While an L3 isolation stands the view stays withdrawn: the FaultManager publishes when it was cleared.
+    """
+    if ledger.order.isolated:
+        ledger.last_observed = "an L3 isolation stands: the view stays withdrawn"
+        return
     ledger.view_revision = ledger.order.view_revision + 2
     result = await unless_failing(ports.publish(_view(ledger, ranks=ledger.survivors)), ViewResult(confirmed=False))
     ledger.published = result.confirmed

@@ -25,6 +25,7 @@ class RoundOrder(Strict):
     `pending_ranks` are the DEAD ranks at the decision; `reported_incarnations` the engines that were reported dead;
     `first_unhealthy_at` when each survivor's UNHEALTHY was first received; `view_revision` the published view's r, so
     that the round owns r+1 (DEL) and r+2 (ADD). `capability_consistent`: all Pods registered the same capability.
+    `isolated`: an L3 hardware fault stands, so ADD is left to the FaultManager, for when it was cleared.
     """
 
     instance_id: InstanceId
@@ -38,6 +39,7 @@ class RoundOrder(Strict):
     capability_consistent: bool = True
     published_ranks: tuple[Rank, ...]
     view_revision: Revision
+    isolated: bool = False
     reported_incarnations: dict[int, str | None] = Field(default_factory=dict)
     first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
 

@@ -152,7 +152,7 @@ class ReconfigurationOrder(Strict):
     """Withdraw, stop every engine, start all ranks anew, serve again (design §3). Owns view revisions r+1 and r+2.
 
     `why` is for people. `config.reconfiguration_deadline_sec` bounds the whole. `lost_node_managers`: their heartbeats were
-    lost before the order; one of them that cannot be reached counts as stopped.
+    lost before the order; one of them that cannot be reached counts as stopped. `isolated`: as in a `RoundOrder`.
     """
 
     instance_id: InstanceId
@@ -160,6 +160,7 @@ class ReconfigurationOrder(Strict):
     topology: Topology
     config: FaultToleranceConfig
     view_revision: Revision
+    isolated: bool = False
     why: str
     lost_node_managers: tuple[NodeManagerAddress, ...] = ()
 
@@ -201,7 +202,8 @@ class FastRecoveryOrder(Strict):
 
     active = original − dead_committed; ranks that were removed earlier stay removed. `request_id` is "fast-recovery-" and
     32 hex digits, and the at-most-once rule of a round's apply holds for it. `first_unhealthy_at`: when each active rank's
-    UNHEALTHY was first received. `capability_consistent`: all Pods registered the same capability.
+    UNHEALTHY was first received. `capability_consistent`: all Pods registered the same capability. `isolated`: as in a
+    `RoundOrder`.
     """
 
     instance_id: InstanceId
@@ -214,6 +216,7 @@ class FastRecoveryOrder(Strict):
     capability_consistent: bool = True
     published_ranks: tuple[Rank, ...]
     view_revision: Revision
+    isolated: bool = False
     first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
 
 
@@ -253,6 +256,7 @@ class RelaunchOrder(Strict):
     config: FaultToleranceConfig
     dead_committed: tuple[Rank, ...]
     view_revision: Revision
+    isolated: bool = False
     why: str
     lost_node_managers: tuple[NodeManagerAddress, ...] = ()
 
