@@ -18,6 +18,7 @@ from activities.fault_manager import FaultManagerActivities
 from activities.journals import JournalActivities
 from activities.node_manager import NodeManagerActivities
 from activities.rebuild import RebuildActivities
+from workers.versions import deployment_config
 from workflows.engine_relaunch import EngineRelaunch
 from workflows.event_pusher import EventPusher
 from workflows.fast_recovery import FastRecovery
@@ -108,9 +109,14 @@ def activities(client: Client, http: httpx.AsyncClient, task_queue: str, search_
 
 
 def controller_worker(
-    client: Client, http: httpx.AsyncClient, task_queue: str, search_attributes: frozenset[str], identity: str | None = None
+    client: Client,
+    http: httpx.AsyncClient,
+    task_queue: str,
+    search_attributes: frozenset[str],
+    identity: str | None = None,
+    build_id: str | None = None,
 ) -> Worker:
-    """A worker, not yet running. `search_attributes`: those that the server knows."""
+    """A worker, not yet running. `search_attributes`: those that the server knows; `build_id`: its version, if it has one."""
     return Worker(
         client,
         task_queue=task_queue,
@@ -118,6 +124,7 @@ def controller_worker(
         activities=activities(client, http, task_queue, search_attributes),
         workflow_runner=workflow_runner(),
         identity=identity,
+        deployment_config=None if build_id is None else deployment_config(build_id),
         sticky_queue_schedule_to_start_timeout=_STICKY,
         graceful_shutdown_timeout=_GRACE,
         max_heartbeat_throttle_interval=_HEARTBEAT_THROTTLE,

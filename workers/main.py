@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address of the two listeners (%(default)s)")
     parser.add_argument("--health-port", type=_port, metavar="PORT", help="/liveness and /readiness (default: none)")
     parser.add_argument("--metrics-port", type=_port, metavar="PORT", help="Temporal's Prometheus figures (default: none)")
+    parser.add_argument("--build-id", metavar="ID", help="version of this worker; it gets tasks once that is current (none)")
     return parser
 
 
@@ -64,7 +65,7 @@ async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
         client = await unless_stopped(connect(runtime=runtime, identity=identity), stop)
         search_attributes = await unless_stopped(ensure_search_attributes(client), stop)
         async with new_http_client() as http:
-            worker = controller_worker(client, http, settings.task_queue, search_attributes, identity)
+            worker = controller_worker(client, http, settings.task_queue, search_attributes, identity, options.build_id)
             app = health_app(client, worker, settings.task_queue, identity)
             serving = None if health is None else asyncio.create_task(serve_socket(app, health, stop=stop), name="health")
             await _work(worker, keep_singletons(client, settings.task_queue, settings.fault_tolerance_config), stop)
