@@ -7,8 +7,9 @@ from typing import Final, Literal, NamedTuple
 
 from domain.model import Strict
 from drills.engine_log import EngineLine
+from drills.lanes import Change, spans
 from drills.outcome import Check
-from drills.picture import Lane, Picture, Span, Tick, write_picture
+from drills.picture import Lane, Picture, Tick, write_picture
 from drills.report import table
 from drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, Column, Published
 from drills.supervisor_table.run import Raw, RunReport
@@ -115,11 +116,11 @@ def render(report: TableReport) -> str:
 
 
 _NOTES: Final = """\
-How to read what differs. *Stock NotReady*: the simulated victim counts its 120 s from the kill itself; on
-hardware it was a little later. *Failed requests*: requests keep their length while waiting is divided, so the halt window of a
-divided run holds a larger share of its requests. Without `scale_down` the stock supervisor calls the halted pool ready;
-simulated ranks then refuse at once (`503`), which draws a least-loaded router's next requests, where the published run's
-gateway parked them. Ours takes the pool out one sweep after it has halted, which is what is compared."""
+How to read what differs. *Stock NotReady*: the simulated victim counts its 120 s from the kill itself; on hardware it was a
+little later. *Failed requests*: a rank that is dead or halted refuses at once here (`503`), which draws a least-loaded
+router's next requests to it; the published run's gateway parked them instead. So more fail while the pool counts as ready,
+under both rules until the halt, and with the stock ones for as long as nobody shrinks. Requests also keep their length while
+waiting is divided: the halt holds a larger share of a divided run's requests."""
 
 _RUN_HEADER: Final = ("run", "at +125 s", "halted", "NotReady", "recovered", "victim exits", "stopped", "why", "failed / all")
 
@@ -207,14 +208,13 @@ def _picture(report: TableReport, clock: Clock, runs: Sequence[tuple[RunReport, 
 
 
 def _lane(run: RunReport, raw: Raw, timeline: Timeline, clock: Clock, end: float) -> Lane:
-    changes = [(clock.published(m.at - raw.zero), m.value == "True") for m in timeline if (m.who, m.what) == ("pool-a", "ready")]
-    ends = [*(at for at, _ in changes[1:]), end]
-    words = {True: "published", False: "withdrawn"}
-    spans = [
-        Span(begin=at, end=until, label=words[ready], detail="ready" if ready else "not ready")
-        for (at, ready), until in zip(changes, ends, strict=True)
-        if until > at
+    probes = (mark for mark in timeline if (mark.who, mark.what) == ("pool-a", "ready"))
+    changes = [
+        Change(at=clock.published(mark.at - raw.zero), label="ready" if mark.value == "True" else "NotReady") for mark in probes
     ]
+    if run.stopped_at is not None:
+        changes = [change for change in changes if change.at < run.stopped_at]
+        changes.append(Change(at=run.stopped_at, label="stopped", detail=run.stop_reason or ""))
     marks = ((run.detected_at, "halted"), (run.recovered_at, "recovered"), (run.victim_exited_at, "the victim's server exits"))
-    ticks = [Tick(at=at, label=label, tall=True) for at, label in (*marks, (run.stopped_at, "stopped")) if at is not None]
-    return Lane(name=f"{run.column} {run.number}", spans=tuple(spans), ticks=tuple(ticks))
+    ticks = tuple(Tick(at=at, label=label, tall=True) for at, label in marks if at is not None)
+    return Lane(name=f"{run.column} {run.number}", spans=spans(changes, end), ticks=ticks)
