@@ -12,7 +12,6 @@ from domain.config import FaultToleranceConfig
 from domain.decision import DecisionReason
 from domain.engine import EngineStatus, EntrySource, RankEntry
 from domain.evidence import Report
-from domain.hardware import isolating
 from domain.instance import InstanceState
 from domain.runtime import SERVING_PHASES, FtPhase
 from domain.strategy_start import Order
@@ -85,10 +84,13 @@ class Life(RuleBasedStateMachine):
             self.publish(state.view.revision, state.view.ranks)
 
     def publish(self, revision: int, ranks: tuple[int, ...]) -> None:
-        """Coordinators are told this under that revision."""
+        """Coordinators may be told this under that revision, now."""
+        self.tell(revision, ranks)
+        assert not set(ranks) & set(self.here.dead_committed), f"I5: {list(ranks)} holds a removed rank"
+
+    def tell(self, revision: int, ranks: tuple[int, ...]) -> None:
         known = self.published.setdefault(revision, ranks)
         assert known == ranks, f"I5: revision {revision} means {list(known)} and {list(ranks)}"
-        assert not set(ranks) & set(self.here.dead_committed), f"I5: {list(ranks)} holds a removed rank"
 
     @invariant()
     def the_fault_manager_turns_and_the_state_is_sound(self) -> None:
@@ -127,9 +129,6 @@ class Life(RuleBasedStateMachine):
     def may_rest(self) -> bool:
         """Whether nothing may be waited for: no evidence of an active rank."""
         return not self.here.holds_evidence
-
-    def is_isolated(self) -> bool:
-        return bool(isolating(self.here.evidence.hardware, self.here.active))
 
     # What ranks say.
 

@@ -76,7 +76,7 @@ class Strategies(Life):
         if waits and self.here.strategy is None and self.here.phase in SERVING_PHASES and not self.here.automation_off:
             served = set(self.here.view.ranks)
             assert served == (set() if decision.withdraw else set(self.here.active)), "it rests and serves something else"
-            assert not self.is_isolated() or not served, "an L3 stands and it serves"
+            assert not self.here.isolated or not served, "an L3 stands and it serves"
         return waits
 
     def _acts_not(self, decision: Decision) -> bool:
@@ -254,7 +254,6 @@ class Strategies(Life):
         assert isinstance(order, RoundOrder)
         removed = self._cumulative(order)
         survivors = tuple(rank for rank in ALL_RANKS if rank not in removed)
-        self.publish(order.view_revision + 2, survivors)
         self._end_round(
             RoundOutcome.SUCCEEDED,
             RoundReason.COMMITTED,
@@ -262,9 +261,8 @@ class Strategies(Life):
             dead_committed=removed,
             removed_dp_ranks=removed,
             survivors=survivors,
-            serving_published=published,
-            view_revision=order.view_revision + 2,
             looked=self._looked(survivors, H),
+            **self._added(survivors, published),
         )
         assert set(removed) <= set(self.here.dead_committed)
 
@@ -287,16 +285,13 @@ class Strategies(Life):
         order = self._order()
         assert isinstance(order, FastRecoveryOrder)
         self._withdraw()
-        self.publish(order.view_revision + 2, self.here.active)
-        looked = self._looked(self.here.active, H)
         self._end_fast_recovery(
             RoundOutcome.SUCCEEDED,
             RoundReason.RECOVERED,
             recovered=self.here.active,
             withdrawn=True,
-            serving_published=published,
-            view_revision=order.view_revision + 2,
-            looked=looked,
+            looked=self._looked(self.here.active, H),
+            **self._added(self.here.active, published),
         )
 
     @runs(FastRecoveryOrder)
@@ -337,8 +332,7 @@ class Strategies(Life):
         self.dead_once.clear()
         self._withdraw()
         changes = {
-            "serving_published": published,
-            "view_revision": order.view_revision + 2,
+            **self._added(ranks, published),
             "engine_incarnations": {rank: self.engine(rank) for rank in ranks},
             "looked": self._looked(ranks, H),
         }
@@ -348,7 +342,6 @@ class Strategies(Life):
             self._end_rebuild(ReconfigurationReason.REBUILT, **changes)
         assert self.here.dead_committed == (before if relaunch else ())
         assert self.here.phase in SERVING_PHASES
-        self.publish(order.view_revision + 2, ranks)
 
     @runs(ReconfigurationOrder)
     @rule(really=rarely)
@@ -371,6 +364,15 @@ class Strategies(Life):
         reason = ReinferenceReason.HEALED if healed else ReinferenceReason.NOT_HEALED_IN_TIME
         report = ReinferenceReport(instance_id=7, generation=order.generation, healed=healed, reason=reason)
         self._end(reinference=report)
+
+    def _added(self, ranks: tuple[int, ...], published: bool) -> dict[str, Any]:
+        """The ADD at the end of a strategy, acknowledged or not; withheld where an L3 stood when it was ordered."""
+        order = self._order()
+        assert not isinstance(order, ReinferenceOrder)
+        if order.isolated:
+            return {"serving_published": False, "view_revision": order.view_revision + 1}
+        self.tell(order.view_revision + 2, ranks)
+        return {"serving_published": published, "view_revision": order.view_revision + 2}
 
     def _looked(self, ranks: tuple[int, ...], status: EngineStatus) -> dict[int, RankEntry]:
         if status is D:
