@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given.name is None:
             parser.error("which drill? `--list` shows them")
+        if given.name == TABLE and given.times != 1:
+            parser.error(f"{TABLE} has --runs for --times")
+        if given.name not in (TABLE, ALL) and (given.factor, given.runs, given.full) != (None, None, False):
+            parser.error(f"--factor, --runs and --full belong to {TABLE}")
         if given.name == TABLE:
             return asyncio.run(_run_table(given, given.out))
         if given.name == RESTART and given.all:
@@ -93,9 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="TEXT", help="with --all: only cells whose words contain TEXT")
     parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}")
     table = parser.add_argument_group(TABLE)
-    table.add_argument("--factor", type=_factor, default=Clock().factor, help="divide its times by this (%(default)s)")
+    table.add_argument("--factor", type=_factor, help=f"divide its times by this ({Clock().factor:g})")
     table.add_argument("--full", action="store_true", help="do not divide them: 300 s a run")
-    table.add_argument("--runs", type=_positive, default=DEFAULT_RUNS, metavar="N", help="runs of each column (%(default)s)")
+    table.add_argument("--runs", type=_positive, metavar="N", help=f"runs of each column ({DEFAULT_RUNS})")
     return parser
 
 
@@ -157,7 +161,8 @@ def _sum_up(drill: Drill, reports: Sequence[DrillReport], stream: TextIO) -> Non
 
 async def _run_table(given: argparse.Namespace, out: Path | None) -> int:
     stream = sys.stderr if given.json else sys.stdout
-    options = TableOptions(clock=Clock(factor=1.0 if given.full else given.factor), runs=given.runs, out=out)
+    clock = Clock(factor=1.0 if given.full else given.factor or Clock().factor)
+    options = TableOptions(clock=clock, runs=given.runs or DEFAULT_RUNS, out=out)
     with _cancelled_by_signals():
         report = await run_table(options, lambda text: print(text, file=stream, flush=True))
     if given.json:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from drills.__main__ import main
 from drills.outcome import Check, RequestCount
 from drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, SupervisorRules
 from drills.supervisor_table.judge import judge
@@ -99,6 +100,21 @@ def test_divided_times_are_named_and_multiplied_back(factor: float) -> None:
     clock = Clock(factor=factor)
     assert clock.published(clock.of(125)) == 125
     assert bool(clock.non_default_timers()) == (factor != 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("supervisor-table --factor 0.5", "'0.5' is not a number within 1..60"),
+        ("supervisor-table --times 2", "supervisor-table has --runs for --times"),
+        ("soft-rank --full", "--factor, --runs and --full belong to supervisor-table"),
+    ],
+)
+def test_command_line_refuses_what_would_be_ignored(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 async def run(options: TableOptions) -> TableReport:
