@@ -13,7 +13,8 @@ from activities.attempt import Attempt, concurrently
 from activities.node_manager_client import NodeManagerClient
 from activities.peer import PeerRefused, PeerSilent, refusal
 from domain.errors import AutotomyError, ProtocolError
-from domain.messages.node_manager import ApplyParams, ApplyReply, ApplyRequest, EngineApplied, GuardRequest, NodeManagerReason
+from domain.instruction import apply_request
+from domain.messages.node_manager import ApplyReply, EngineApplied, GuardRequest, NodeManagerReason
 from domain.messages.round import ApplyCall, ApplyResult, PeerRefusal
 from domain.model import Strict
 from domain.watch import Question
@@ -73,7 +74,7 @@ async def _apply(http: httpx.AsyncClient, call: ApplyCall, group: Question, run:
 
 
 async def _apply_under_guard(client: NodeManagerClient, call: ApplyCall, group: Question, timeout_sec: float) -> ApplyReply:
-    request = _request(call, group)
+    request = apply_request(call, group)
     try:
         return await client.apply(request, timeout_sec)
     except PeerRefused as no:
@@ -82,17 +83,6 @@ async def _apply_under_guard(client: NodeManagerClient, call: ApplyCall, group: 
     guard = GuardRequest(request_id=call.request_id, lease_sec=call.lease_sec, generation=call.generation)
     await client.guard(guard, timeout_sec)
     return await client.apply(request, timeout_sec)
-
-
-def _request(call: ApplyCall, group: Question) -> ApplyRequest:
-    return ApplyRequest(
-        endpoint_ids=group.ranks,
-        instruction=call.instruction,
-        params=ApplyParams(removed_dp_ranks=call.removed_dp_ranks, dp_master_ip=call.master_ip, dp_master_rank=call.master_rank),
-        request_id=call.request_id,
-        generation=call.generation,
-        apply_margin_sec=call.apply_margin_sec,
-    )
 
 
 def _statuses(engines: dict[str, EngineApplied], group: Question) -> dict[int, int | None]:

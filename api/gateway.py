@@ -80,7 +80,9 @@ class Gateway:
         """Returns when the server has answered once; until then every call is a 503. Cancel it to give up."""
         self._client = await connect(self._settings, identity="autotomy-api")
 
-    async def query(self, workflow_id: str, name: str, result: type[M], *, open_only: bool = False) -> M:
+    async def query(
+        self, workflow_id: str, name: str, result: type[M], argument: BaseModel | None = None, *, open_only: bool = False
+    ) -> M:
         """A query's answer. Raises WorkflowUnknown, and HttpError 503.
 
         A workflow that has ended answers too, from its history, unless `open_only`: then it counts as unknown.
@@ -89,6 +91,7 @@ class Gateway:
         async def ask(client: Client) -> M:
             answer = await client.get_workflow_handle(workflow_id).query(
                 name,
+                args=[] if argument is None else [argument],
                 result_type=result,
                 reject_condition=QueryRejectCondition.NOT_OPEN if open_only else None,
                 rpc_timeout=timedelta(seconds=CALL_LIMIT_SEC),

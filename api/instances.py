@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
-from pydantic import StrictBool, ValidationError
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import Field, StrictBool, ValidationError
 
 from api.errors import ApiReason
 from api.explain import explained
-from api.gateway import UpdateRefused, WorkflowUnknown
+from api.gateway import UpdateRefused, WorkflowUnknown, stamp
 from api.state import Api, unknown
 from api.status import assembling_record
 from domain.config import FaultToleranceConfig
@@ -15,14 +15,18 @@ from domain.messages.controller import InstanceDeclaration, TerminateRequest
 from domain.messages.strategy import (
     DECLARE_UPDATE,
     FAULT_MANAGER_WORKFLOW,
+    HOLD_UPDATE,
     INSTANCE_REGISTRY_ID,
     INSTANCE_REGISTRY_WORKFLOW,
     INSTANCES_QUERY,
+    PLAN_QUERY,
     RECONFIGURE_UPDATE,
+    RELEASE_UPDATE,
     REMOVE_UPDATE,
     REPUBLISH_UPDATE,
     CommandReply,
     DeclareCall,
+    HoldCall,
     ReconfigureCall,
     RegistryOutcome,
     RegistryReply,
@@ -32,8 +36,9 @@ from domain.messages.strategy import (
     fault_manager_id,
 )
 from domain.model import Strict
+from domain.plan import Plan, PlanRequest
 from domain.topology import Topology
-from service.http import HttpError, invalid, success
+from service.http import HttpError, HttpReason, invalid, success
 
 InstanceId = Annotated[int, Path(ge=0)]
 
@@ -43,6 +48,12 @@ class ReconfigureBody(Strict):
 
     force: StrictBool = False
     why: str = ""
+
+
+class HoldBody(Strict):
+    """`why` is shown to everybody who asks what the instance waits for."""
+
+    why: Annotated[str, Field(max_length=500)] = ""
 
 
 class Nothing(Strict):
@@ -93,14 +104,31 @@ def instance_routes(api: Api) -> APIRouter:
         """Push the serving view to the Coordinators once more, as a new revision."""
         return await _command(api, instance_id, REPUBLISH_UPDATE, None)
 
+    @router.post("/controller/instances/{instance_id}/hold")
+    async def hold(instance_id: InstanceId, body: HoldBody | None = None) -> Response:
+        """Automation off: what is decided is recorded and not done. A strategy that runs goes on to its end."""
+        return await _command(api, instance_id, HOLD_UPDATE, HoldCall(why=(body or HoldBody()).why))
+
+    @router.post("/controller/instances/{instance_id}/release")
+    async def release(instance_id: InstanceId, body: Nothing | None = None) -> Response:
+        """Automation on: what stands by now is decided on, and acted on. Refused where it is on."""
+        return await _command(api, instance_id, RELEASE_UPDATE, None)
+
+    @router.get("/controller/instances/{instance_id}/plan")
+    async def dry_run(instance_id: InstanceId, dead: Annotated[str, Query(max_length=4_000)]) -> Response:
+        """What would happen if the ranks `dead` (`1` or `1,2`) died now: a dry run, nothing is touched."""
+        topology = await api.topology(instance_id)
+        request = PlanRequest(dead=_ranks(topology, dead))
+        return success(await api.gateway.query(fault_manager_id(instance_id), PLAN_QUERY, Plan, request, open_only=True))
+
     @router.get("/controller/instances/{instance_id}/explain")
     async def explain(instance_id: InstanceId) -> Response:
-        """In words: does it serve, what runs, what is waited for, and what comes then."""
+        """Does it serve, what runs, why it waits, until when, and what comes then."""
         assembly = await api.instances.assembly(instance_id)
         if assembly is not None:
-            return success(explained(assembling_record(assembly, api.config)))
+            return success(explained(assembling_record(assembly, api.config), stamp()))
         await api.topology(instance_id)
-        return success(explained(await api.instances.record(instance_id, fresh=True)))
+        return success(explained(await api.instances.record(instance_id, fresh=True), stamp()))
 
     return router
 
@@ -110,6 +138,17 @@ def _topology(declaration: InstanceDeclaration, instance_id: int) -> Topology:
         return declaration.topology(instance_id)
     except ValidationError as error:
         raise invalid(error.errors()) from None
+
+
+def _ranks(topology: Topology, text: str) -> tuple[int, ...]:
+    """`1,2` as ranks of this instance. Raises HttpError 400 that names what is wrong."""
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not (word.isascii() and word.isdecimal() and int(word) in topology.ranks)]
+    if wrong:
+        theirs = f"instance {topology.instance_id}, which has 0..{topology.ranks[-1]}"
+        why = f"dead: {', '.join(map(repr, wrong))} is no rank of {theirs}; name ranks as in 1 or 1,2"
+        raise HttpError(400, HttpReason.INVALID, why)
+    return tuple(sorted({int(word) for word in words}))
 
 
 async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> RegistryReply:
@@ -151,7 +190,7 @@ async def _remove(api: Api, call: RemoveCall) -> Response:
     return success(reply)
 
 
-async def _command(api: Api, instance_id: int, update: str, call: ReconfigureCall | None) -> Response:
+async def _command(api: Api, instance_id: int, update: str, call: ReconfigureCall | HoldCall | None) -> Response:
     """A person's command to a FaultManager. One that is gone is started, and answers the next time."""
     topology = await api.topology(instance_id)
     workflow_id = fault_manager_id(instance_id)
@@ -160,6 +199,8 @@ async def _command(api: Api, instance_id: int, update: str, call: ReconfigureCal
     except WorkflowUnknown:
         await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, workflow_id, api.fault_manager_start(topology))
         raise HttpError(503, ApiReason.NO_WORKER, f"{workflow_id} is being started; try again in a moment") from None
+    except UpdateRefused as refused:
+        raise HttpError(409, ApiReason.REFUSED, str(refused), outcome=refused.reason) from None
     if not reply.accepted:
         raise HttpError(409, ApiReason.REFUSED, reply.message, outcome=reply.outcome)
     return success(_accepted(reply))

@@ -12,9 +12,9 @@ which is looked at before each step that matters. So a stop comes before the com
 from typing import Protocol
 
 from domain import transaction
-from domain.engine import Instruction
 from domain.errors import AutotomyError
 from domain.gate import gate
+from domain.instruction import scale_down_call
 from domain.ledger import RoundLedger, TransactionStopped
 from domain.messages.round import (
     CommitRecord,
@@ -99,11 +99,7 @@ async def apply_once(ledger: RoundLedger, ports: RoundPorts) -> None:
     """Step 7: the cumulative set, and the lowest survivor as master."""
     ledger.check_stop()
     ledger.say(FtPhase.SCALING_DOWN, f"apply scale_down {list(ledger.removed)} to ranks {list(ledger.survivors)}")
-    master = ledger.topology.endpoint(min(ledger.survivors))
-    call = transaction.instruct(ledger, Instruction.SCALE_DOWN).model_copy(
-        update={"removed_dp_ranks": ledger.removed, "master_ip": master.ip, "master_rank": master.id}
-    )
-    await transaction.apply_once(ledger, ports, call)
+    await transaction.apply_once(ledger, ports, scale_down_call(ledger))
 
 
 async def abort(ledger: RoundLedger, stop: TransactionStopped, ports: RoundPorts) -> RoundReport:

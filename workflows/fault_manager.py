@@ -35,6 +35,7 @@ with workflow.unsafe.imports_passed_through():
         EVENT_PUSHER_ID,
         FAULT_MANAGER_WORKFLOW,
         FORGET_SIGNAL,
+        PLAN_QUERY,
         STOP_SIGNAL,
         CommandOutcome,
         CommandReply,
@@ -44,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
         StrategyKind,
         StrategyState,
     )
+    from domain.plan import Plan, PlanRequest, plan
     from domain.runtime import SERVING_PHASES, FtPhase, RuntimeRecord
     from domain.strategy_life import QUIET_LIMIT_SEC, took_commit
     from domain.strategy_start import STARTING, execution_bound_sec, start
@@ -170,6 +172,11 @@ class FaultManager:
     def status(self) -> RuntimeRecord:
         """The FT runtime record (contracts §5)."""
         return self._state.record(self._state.waiting(self._memory.decision), now())
+
+    @workflow.query(name=PLAN_QUERY)
+    def dry_run(self, request: PlanRequest) -> Plan:
+        """What would happen if these ranks died now (`domain.plan`). Fails for ranks that the instance does not have."""
+        return plan(self._state, request.dead, now())
 
     # The loop.
 

@@ -76,6 +76,9 @@ FORGET_SIGNAL = "forget_instance"
 STATUS_QUERY = "status"
 """To FaultManager → `RuntimeRecord`."""
 
+PLAN_QUERY = "plan"
+"""To FaultManager, one `domain.plan.PlanRequest` → `domain.plan.Plan`: a dry run."""
+
 REPUBLISH_UPDATE = "republish"
 """To FaultManager, no input → `CommandReply`: the same view again under a new revision."""
 

@@ -227,6 +227,48 @@ async def test_commands_answer_with_the_faultmanagers_own_word(here: Installatio
     assert (await here.controller.call("POST", "/controller/instances/7/reconfigure", {"force": "yes"})).status_code == 400
 
 
+async def test_automation_is_held_and_released_by_a_person(here: Installation) -> None:
+    call = here.controller.call
+    refused = await call("POST", "/controller/instances/7/release")
+    assert (refused.status_code, refused.json()["data"]["outcome"]) == (409, "NOT_HELD")
+    assert (await call("POST", "/controller/instances/7/hold", {"why": "upgrade of the switch"})).status_code == 200
+    told = (await call("GET", "/controller/instances/7/explain")).json()["data"]
+    assert told["held"] == "upgrade of the switch"
+    assert any("upgrade of the switch" in sentence for sentence in told["text"])
+    plan = (await call("GET", "/controller/instances/7/plan?dead=1")).json()["data"]
+    assert plan["automation_off"] == "held: upgrade of the switch"
+    assert (await call("POST", "/controller/instances/7/release")).status_code == 200
+    assert (await call("GET", "/controller/instances/7/explain")).json()["data"]["held"] is None
+    assert (await call("POST", "/controller/instances/8/hold")).status_code == 404
+    assert (await call("POST", "/controller/instances/7/hold", {"because": 1})).status_code == 400
+
+
+async def test_a_dry_run_says_what_a_round_would_do_and_touches_nothing(here: Installation) -> None:
+    before = await here.controller.record(7)
+    reply = await here.controller.call("GET", "/controller/instances/7/plan?dead=1,2")
+    plan = reply.json()["data"]
+    assert (plan["decision"]["action"], plan["decision"]["reason"]) == ("scale_down", "COMPLETE")
+    assert (plan["round"]["survivors"], plan["round"]["removed_dp_ranks"]) == ([0, 3], [1, 2])
+    assert plan["round"]["apply"][0]["body"]["params"]["removed_dp_ranks"] == [1, 2]
+    assert await here.controller.record(7) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("7/plan?dead=9", 400, "0..3"),
+        ("7/plan?dead=1,x", 400, "'x'"),
+        ("7/plan?dead=", 400, "no rank"),
+        ("7/plan", 400, "dead"),
+        ("8/plan?dead=1", 404, "no instance 8"),
+        ("8/explain", 404, "no instance 8"),
+    ],
+)
+async def test_a_dry_run_of_what_is_not_there(here: Installation, path: str, status: int, said: str) -> None:
+    reply = await here.controller.call("GET", f"/controller/instances/{path}")
+    assert (reply.status_code, said in reply.json()["message"]) == (status, True), reply.text
+
+
 async def test_probes_figures_and_documentation(here: Installation) -> None:
     for path in ("/startup", "/liveness", "/readiness", "/docs", "/openapi.json"):
         assert (await here.controller.call("GET", path)).status_code == 200, path
