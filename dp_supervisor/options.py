@@ -41,7 +41,7 @@ class Options(Strict):
     """None: nothing was said; the servers get no such flag either."""
 
     shutdown_timeout: Annotated[float, NotBool, Field(ge=0, le=3600)] = 0.0
-    """How long requests under way may take after SIGTERM; the servers have it too. The tree is killed 5 s after it."""
+    """How long requests under way may take after SIGTERM; said in COMMAND, the servers know it too. 5 s later: SIGKILL."""
 
     tensor_parallel_size: Annotated[int, NotBool, Field(ge=1)] = 1
     pipeline_parallel_size: Annotated[int, NotBool, Field(ge=1)] = 1
