@@ -93,7 +93,8 @@ PLACES: Final[Mapping[Point, Place]] = {
     Point.AFTER_DEL: Place(failpoint="worker.withdraw.after", meaning="withdrawn everywhere, the history does not know it yet"),
     Point.MID_APPLY: Place(
         failpoint="node-manager.before-engine-call",
-        meaning="in the middle of the fan-out: a survivors' NodeManager has noted its intent and not called its engines yet",
+        meaning="in the middle of the fan-out: a survivors' NodeManager has noted its intent and not called its engines yet, "
+        "the others have theirs accepted",
         process=SURVIVORS_NODE_MANAGER,
     ),
     Point.AFTER_202: Place(

@@ -137,6 +137,8 @@ async def _hit(scene: Scene, shape: Shape, cell: Cell, rank: int) -> list[str]:
     scene.failpoints.hold(place.failpoint)
     scene.kill_workers(rank)
     hit = await scene.failpoints.wait_for(place.failpoint, _HIT_WITHIN_SEC)
+    if cell.point is Point.MID_APPLY:  # whoever else is killed here has its answers on disk: that much is certain
+        await scene.until_others_accepted(shape.survivors_manager)
     scene.step(f"the round stands at {place.failpoint}: {place.meaning}; {cell}")
     victims = [
         _standing(scene, hit) if word == STANDING_WORKER else _process(shape, word, rank) for word in PROCESSES[cell.victim]

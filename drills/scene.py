@@ -172,6 +172,25 @@ class Scene:
             f"phase {phase}", lambda: self.observer.record is not None and self.observer.record.phase is phase, within_sec
         )
 
+    async def until_others_accepted(self, standing: str, within_sec: float = 10.0) -> None:
+        """All NodeManagers with survivors, except the one that stands in its apply, have written down that it was accepted."""
+
+        def accepted() -> bool:
+            mine = [t for t in self.observer.journals[standing].transactions if t.instruction and not t.apply_outcome]
+            if not mine:
+                return False
+            survivors = set(self.stack.spec.ranks) - set(mine[-1].removed_dp_ranks)
+            others = [m.name for m in self.stack.addresses.node_managers if m.name != standing and survivors & set(m.ranks)]
+            return all(
+                any(
+                    t.request_id == mine[-1].request_id and t.apply_outcome == "accepted"
+                    for t in self.observer.journals[name].transactions
+                )
+                for name in others
+            )
+
+        await self.until(f"every NodeManager but {standing} has accepted", accepted, within_sec)
+
     async def until_rebuilt(self, lives: int = 2, within_sec: float = 150.0) -> None:
         """Every rank has begun its `lives`-th life, is ready, and every Coordinator serves all of them."""
         ranks = self.stack.spec.ranks
