@@ -18,8 +18,16 @@ from workflows.strategy_shell import StrategyShell
 
 with workflow.unsafe.imports_passed_through():
     from domain.fast_recovery import run_fast_recovery
-    from domain.messages.round import RoundOutcome
+    from domain.messages.round import RoundOutcome, StepReport
     from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, StrategyEnd, StrategyKind
+
+
+class _TalkingPorts(ActivityPorts):
+    """A fast recovery stays in one phase: the FaultManager hears of each step, so that people see how far it is."""
+
+    def progress(self, report: StepReport) -> None:
+        self._on_step(report)
+        self._reporter.progress(report)
 
 
 @workflow.defn(name="FastRecovery")
@@ -37,7 +45,7 @@ class FastRecovery:
 
     @workflow.run
     async def run(self, order: FastRecoveryOrder) -> FastRecoveryReport:
-        report = await self._shell.run(run_fast_recovery(order, ActivityPorts(self._shell)))
+        report = await self._shell.run(run_fast_recovery(order, _TalkingPorts(self._shell)))
         self._shell.reporter.attribute(Outcome=report.outcome.value, ServingPublished=report.serving_published)
         end = StrategyEnd(
             kind=StrategyKind.FAST_RECOVERY,

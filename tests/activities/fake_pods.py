@@ -110,11 +110,12 @@ class FakePod:
             "guard": ("POST", f"{FT_PREFIX}/guard", self._guard),
             "apply": ("POST", f"{FT_PREFIX}/apply", self._apply),
             "finalize": ("POST", f"{FT_PREFIX}/finalize", self._finalize),
-            "probe": ("POST", f"{FT_PREFIX}/probe", self._probe),
+            "probe": ("POST", f"{FT_PREFIX}/probe", self.probe),
             "pace": ("POST", f"{FT_PREFIX}/pace", lambda body: body),
             "journal": ("GET", f"{FT_PREFIX}/journal", self._journal),
             "start": ("POST", "/node-manager/start", self._start),
             "stop": ("POST", "/node-manager/stop", self._stop_engines),
+            "engine_restart": ("POST", "/node-manager/engine-restart", self._engine_restart),
             "ready": ("GET", "/node-manager/status", lambda _body: {"status": self.started is not None}),
             "liveness": ("GET", "/liveness", lambda _body: {"incarnation": self.incarnation}),
         }
@@ -165,7 +166,8 @@ class FakePod:
             self.retired |= set(body["retired_endpoint_ids"])
         return {"status": "committed" if verdict else "aborted"}
 
-    def _probe(self, body: dict[str, Any]) -> Any:
+    def probe(self, body: dict[str, Any]) -> Any:
+        """One completion on each of the body's ranks."""
         ok = {rank: self.engines[rank]["status"] == "healthy" for rank in body["endpoint_ids"]}
         results = {str(r): {"ok": yes, "http": 200 if yes else 503, "finish_reason": "length"} for r, yes in ok.items()}
         return {"engines": results}
@@ -194,10 +196,17 @@ class FakePod:
 
     def _start(self, body: dict[str, Any]) -> Any:
         self.started, self.generation = body, body["generation"]
-        for rank in self.ranks:
-            self.engines[rank] = healthy(rank, incarnation=f"{self.incarnation}:{rank}")
-        lives = {str(rank): f"{self.incarnation}:{rank}" for rank in self.ranks}
-        return {"status": "started", "incarnation": self.incarnation, "engines": lives}
+        lives = {
+            rank: f"{self.incarnation}:{rank}:{self.generation}" for rank in self.ranks if rank not in body["dead_committed"]
+        }
+        self.engines |= {rank: healthy(rank, incarnation=life) for rank, life in lives.items()}
+        return {"status": "started", "incarnation": self.incarnation, "engines": {str(r): life for r, life in lives.items()}}
+
+    def _engine_restart(self, body: dict[str, Any]) -> Any:
+        if body["generation"] < self.generation:
+            return failure(502, "OLD_GENERATION", f"generation {self.generation} was seen here")
+        self.engines = {rank: exited(rank) for rank in self.ranks}
+        return {"status": "stopped", "incarnation": self.incarnation}
 
     def _stop_engines(self, body: dict[str, Any]) -> Any:
         if body.get("incarnation") not in (None, self.incarnation):
@@ -254,7 +263,7 @@ class FakeInstance:
         """The recovery is a collective: it begins when every survivor was told the same."""
         told = self._told.setdefault(body["request_id"], set())
         told |= set(body["endpoint_ids"])
-        ranks = {rank for pod in self.pods for rank in pod.ranks}
+        ranks = {rank for pod in self.pods for rank in pod.ranks if rank not in pod.retired}
         if told == ranks - set(body["params"]["removed_dp_ranks"]) and self.recovery_sec is not None:
             asyncio.get_running_loop().call_later(self.recovery_sec, self.recover, sorted(told))
 

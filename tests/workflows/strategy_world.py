@@ -35,10 +35,12 @@ from service.temporal import ensure_search_attributes
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import FakeInstance, fake_instance
 from tests.eventually import PATIENCE_SEC, eventually
-from workers.controller_worker import activities, workflow_runner
-from workflows.event_pusher import EventPusher
-from workflows.instance_reconfiguration import InstanceReconfiguration
-from workflows.scale_down_round import ScaleDownRound
+from workers.controller_worker import WORKFLOWS, activities, workflow_runner
+from workflows.fault_manager import FaultManager
+from workflows.instance_registry import InstanceRegistry
+
+STRATEGIES = [kind for kind in WORKFLOWS if kind not in (FaultManager, InstanceRegistry)]
+"""Every strategy, and EventPusher."""
 
 
 class Heard(Strict):
@@ -96,28 +98,26 @@ class StrategyWorld:
         await eventually(lambda: bool(self.coordinator.ranks(self.instance.instance_id)), "the first view arrives")
 
     async def start_round(self, order: RoundOrder) -> "WorkflowHandle[Any, Any]":
-        return await self.client.start_workflow(
-            "ScaleDownRound",
-            order,
-            id=StrategyKind.SCALE_DOWN.workflow_id(order.instance_id, order.generation),
-            task_queue=self.task_queue,
-            task_timeout=timedelta(seconds=2),
-            execution_timeout=timedelta(seconds=120),
-        )
+        return await self.start("ScaleDownRound", order, StrategyKind.SCALE_DOWN)
 
     async def run_round(self, order: RoundOrder) -> RoundReport:
         """The round's report, whether it ended well or as a failure."""
         return await round_report(await self.start_round(order))
 
     async def rebuild(self, order: ReconfigurationOrder) -> ReconfigurationReport:
-        handle = await self.client.start_workflow(
-            "InstanceReconfiguration",
+        handle = await self.start("InstanceReconfiguration", order, StrategyKind.INSTANCE_RECONFIGURATION)
+        return ReconfigurationReport.model_validate(await result_or_failure_detail(handle))
+
+    async def start(self, workflow_name: str, order: Any, kind: StrategyKind) -> "WorkflowHandle[Any, Any]":
+        """Any strategy, as a FaultManager starts it."""
+        return await self.client.start_workflow(
+            workflow_name,
             order,
-            id=StrategyKind.INSTANCE_RECONFIGURATION.workflow_id(order.instance_id, order.generation),
+            id=kind.workflow_id(order.instance_id, order.generation),
             task_queue=self.task_queue,
+            task_timeout=timedelta(seconds=2),
             execution_timeout=timedelta(seconds=120),
         )
-        return ReconfigurationReport.model_validate(await result_or_failure_detail(handle))
 
     async def heard(self) -> Heard:
         handle = self.client.get_workflow_handle(fault_manager_id(self.instance.instance_id))
@@ -141,7 +141,7 @@ def strategy_worker(client: Client, http: Any, task_queue: str, search_attribute
     return Worker(
         client,
         task_queue=task_queue,
-        workflows=[ScaleDownRound, InstanceReconfiguration, EventPusher, RecordingFaultManager],
+        workflows=[*STRATEGIES, RecordingFaultManager],
         activities=activities(client, http, task_queue, search_attributes),
         workflow_runner=workflow_runner(),
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from fastapi import Response
+from fastapi.responses import JSONResponse
 from temporalio.client import Client
 
 from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, ReconfigurationReport, StrategyKind
@@ -73,6 +75,45 @@ async def test_a_node_manager_that_cannot_be_reached_fails_it_with_its_name(temp
         assert world.instance.pods[0].started is None
 
 
+async def test_one_whose_heartbeat_is_lost_counts_as_stopped_and_is_started_when_it_comes_back(temporal_client: Client) -> None:
+    async with strategy_world(temporal_client) as world:
+        gone = world.instance.pods[1]
+        await gone.vanish()
+        asked = order(world).model_copy(update={"lost_node_managers": (gone.address,)})
+        handle = await world.start("InstanceReconfiguration", asked, StrategyKind.INSTANCE_RECONFIGURATION)
+        await eventually(lambda: world.instance.pods[0].started is not None, "the others are started")
+        await gone.listen()
+        report = ReconfigurationReport.model_validate(await result_or_failure_detail(handle))
+        assert report.reason is ReconfigurationReason.REBUILT, report.detail
+        assert gone.bodies("stop") == []
+        assert len(gone.bodies("start")) >= 1
+        steps = [progress.step.detail for progress in (await world.heard()).progress]
+        assert f"count as stopped, nobody answers there: {gone.address}" in steps
+
+
+async def test_a_lost_one_that_answers_after_all_is_stopped_like_the_others(temporal_client: Client) -> None:
+    async with strategy_world(temporal_client) as world:
+        back = world.instance.pods[1]
+        asked = order(world).model_copy(update={"lost_node_managers": (back.address,)})
+        assert (await world.rebuild(asked)).succeeded
+        assert back.bodies("stop") != []
+
+
+async def test_a_fault_that_outlives_the_engines_fails_it_before_it_serves(temporal_client: Client) -> None:
+    """Ready, a completion on each, and then it shows: the rank is looked at once more before anything is published."""
+    async with strategy_world(temporal_client) as world:
+        pod = world.instance.pods[1]
+
+        async def complete_and_break(body: dict[str, Any]) -> Response:
+            answer = JSONResponse(pod.probe(body))
+            pod.engines[3] = unhealthy(3, incarnation=pod.engines[3]["incarnation"])
+            return answer
+
+        pod.script("probe", complete_and_break)
+        report = await failed_rebuild(world, ReconfigurationReason.FAULTS_REMAIN)
+        assert "rank 3: unhealthy" in report.detail
+
+
 async def test_a_node_manager_that_refuses_the_stop_fails_it(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         world.instance.pods[1].script("stop", refuse("OLD_GENERATION"))
@@ -85,7 +126,7 @@ async def test_engines_that_do_not_become_healthy_fail_it_in_time(temporal_clien
         pod = world.instance.pods[1]
 
         async def sick(_body: dict[str, Any]) -> None:
-            pod.engines[3] = unhealthy(3, incarnation=f"{pod.incarnation}:3")
+            pod.engines[3] = unhealthy(3, incarnation=pod.engines[3]["incarnation"])
 
         pod.script("status", *[sick] * 100)
         report = await failed_rebuild(world, ReconfigurationReason.NOT_READY_IN_TIME, deadline_sec=2.0)

@@ -11,18 +11,15 @@ from activities.peer import new_http_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, hang, healthy, refuse
 from tests.eventually import eventually
-from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_worker, strategy_world
+from tests.workflows.strategy_world import STRATEGIES, StrategyWorld, round_report, strategy_worker, strategy_world
 from tests.workflows.test_instance_reconfiguration import order as rebuild_order
 from workers.controller_worker import workflow_runner
-from workflows.event_pusher import EventPusher
-from workflows.instance_reconfiguration import InstanceReconfiguration
-from workflows.scale_down_round import ScaleDownRound
 
 
 async def replay(history: WorkflowHistory) -> Exception | None:
     """What the replayer objects to, or None."""
     replayer = Replayer(
-        workflows=[ScaleDownRound, InstanceReconfiguration, EventPusher],
+        workflows=STRATEGIES,
         workflow_runner=workflow_runner(),
         data_converter=pydantic_data_converter,
     )
