@@ -99,6 +99,8 @@ class Registration:
             return
         if reply.waiting_for:
             log.info("registered, other Pods are missing", extra={"node_ranks": list(reply.waiting_for)})
+        elif reply.hold and self._started():
+            log.info("registered; what runs here goes on, nothing new may start", extra={"why": reply.hold_reason})
         elif reply.hold:
             log.warning("registered and held: no engine may start here now", extra={"why": reply.hold_reason})
         else:
