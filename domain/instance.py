@@ -19,7 +19,7 @@ from pydantic import Field
 from domain.config import FaultToleranceConfig
 from domain.decision import Action, Decision, DecisionReason, Situation
 from domain.evidence import Evidence
-from domain.hardware import FaultLevel, isolating
+from domain.hardware import RECOVERY_LEVELS, FaultLevel, isolating
 from domain.messages.strategy import StrategyEnd, StrategyKind
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
 from domain.runtime import (
@@ -162,7 +162,8 @@ class InstanceState(Strict):
 
     @property
     def holds_evidence(self) -> bool:
-        return bool(self.evidence.faulty(self.active))
+        """A standing software fault of an active rank, or an L4–L6 that nobody has acted on."""
+        return bool(self.evidence.faulty(self.active) or self.evidence.hardware.open(*RECOVERY_LEVELS))
 
     @property
     def isolated(self) -> bool:

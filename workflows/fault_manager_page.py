@@ -57,6 +57,11 @@ def page(record: RuntimeRecord) -> str:
         until = f" until {record.waiting.until}" if record.waiting.until else ""
         then = f", then: {record.waiting.then}" if record.waiting.then else ""
         lines.append(f"- **waiting**{until}: {record.waiting.reason}{then}")
+    if record.held is not None:
+        lines.append(f"- **automation off**: {record.held}")
+    lines.extend(f"- hardware: {fault}" for fault in record.hardware_faults)
+    if record.lost_node_managers:
+        lines.append(f"- not heard of: {', '.join(record.lost_node_managers)}")
     if record.budget is not None:
         lines.append(f"- rebuilds: {record.budget.used} of {record.budget.allowed} in {record.budget.window_sec:g} s")
     if record.pending_finalize:

@@ -65,7 +65,7 @@ from domain.messages.strategy import (
     fault_manager_id,
 )
 from domain.runtime import FtPhase, RuntimeRecord
-from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
+from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Role, Topology
 from workers.controller_worker import workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
@@ -321,8 +321,21 @@ class World:
         await self.signal(END_SIGNAL, StrategyEnd.model_validate({**common, **told}))
         await self._finish(kind, order["generation"])
 
+    async def until_stopped(self, kind: StrategyKind, generation: int) -> None:
+        """The stand-in was asked to stop; it has not told its end."""
+        handle = self.client.get_workflow_handle(kind.workflow_id(self.instance_id, generation))
+        await asyncio.wait_for(handle.result(), PATIENCE_SEC)
+
+    def become_decode(self) -> None:
+        """Before `begin`: an instance that only decodes."""
+        self.topology = self.topology.model_copy(update={"role": Role.DECODE})
+
     async def _finish(self, kind: StrategyKind, generation: int) -> None:
-        await self.client.get_workflow_handle(kind.workflow_id(self.instance_id, generation)).signal("stop")
+        try:
+            await self.client.get_workflow_handle(kind.workflow_id(self.instance_id, generation)).signal("stop")
+        except RPCError as error:  # it was stopped before
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
 
     async def history_length(self) -> int:
         return (await self.handle.describe()).history_length
