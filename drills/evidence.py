@@ -7,7 +7,7 @@ makes the record that the invariants are judged on.
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from domain.invariants import round_bound_sec
@@ -90,6 +90,8 @@ class Evidence:
     replay: Replay
     orphans: Sequence[str]
     killed: frozenset[str]
+    ft_refused: Mapping[str, int] = field(default_factory=dict)
+    """Per NodeManager: how often it answered that it has no fault-tolerance routes (404)."""
 
     @cached_property
     def applies(self) -> list[EngineLine]:

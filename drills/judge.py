@@ -19,13 +19,17 @@ from drills.view_log import ViewLine
 from stack.record import EventKind
 
 REPLAYED: Final = "replaying any prefix of a history gives the same commands"
+FEATURE_INVARIANTS: Final = frozenset({Invariant.I4, Invariant.I6, Invariant.I8, Invariant.I10, Invariant.I11})
+"""These are seen in journals, guards and the runtime record, none of which is there while the feature is off."""
+
 CheckFunction = Callable[[Evidence, Expectation], Check]
 
 
 def judge(drill: Drill, evidence: Evidence) -> tuple[Check, ...]:
     """All checks of a drill, its own first."""
     own = [function(evidence, drill.expected) for function in checks_of(drill)]
-    return (*own, *invariant_checks(evidence))
+    unseen = FEATURE_INVARIANTS if drill.expected.feature_off else frozenset()
+    return (*own, *invariant_checks(evidence, unseen))
 
 
 def checks_of(drill: Drill) -> list[CheckFunction]:
@@ -42,7 +46,8 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
         wanted.append(no_round)
     if expected.rebuild_not_before_sec is not None:
         wanted.append(not_withdrawn_early)
-    wanted += [committed_ranks, published_ranks, completion_on_each]
+    wanted.append(routes_are_off if expected.feature_off else committed_ranks)
+    wanted += [published_ranks, completion_on_each]
     wanted.append(engines_kept if expected.outcome is Outcome.IN_PLACE else engines_renewed)
     if expected.kept_pods:
         wanted.append(pods_kept)
@@ -199,6 +204,18 @@ def committed_ranks(evidence: Evidence, expected: Expectation) -> Check:
     return Check.of("committed ranks", len(evidence.journals), faults, f"{wanted} in {len(evidence.journals)} journals")
 
 
+def _pods(evidence: Evidence) -> list[str]:
+    return [f"node-manager-{index}" for index in range(len(evidence.spec.pods))]
+
+
+def routes_are_off(evidence: Evidence, _expected: Expectation) -> Check:
+    """Every NodeManager answered 404 to fault-tolerance requests, and never anything else."""
+    faults = [f"{name} answered from its journal" for name in evidence.journals]
+    faults += [f"{name} never said 404" for name in _pods(evidence) if name not in evidence.ft_refused]
+    told = sum(evidence.ft_refused.values())
+    return Check.of("no fault-tolerance routes", told, faults, f"404 {told} times")
+
+
 def published_ranks(evidence: Evidence, expected: Expectation) -> Check:
     """Every Coordinator serves exactly the survivors."""
     wanted = tuple(rank for rank in evidence.spec.ranks if rank not in expected.dead_committed)
@@ -323,9 +340,11 @@ def nothing_left(evidence: Evidence, _expected: Expectation) -> Check:
     return Check.of("nothing left behind", started, faults, f"of {started} processes and their engines none is left")
 
 
-def invariant_checks(evidence: Evidence) -> Iterator[Check]:
-    """I1–I17 over the whole run; I12 over its exported histories."""
+def invariant_checks(evidence: Evidence, unseen: frozenset[Invariant] = frozenset()) -> Iterator[Check]:
+    """I1–I17 over the whole run, without `unseen`; I12 over its exported histories."""
     for judgement in check_all(evidence.observed):
+        if judgement.invariant in unseen:
+            continue
         if judgement.invariant is Invariant.I13:
             replay = evidence.replay
             yield Check.of(f"I12 {REPLAYED}", replay.tasks, list(replay.faults), "each workflow task gave the same commands")

@@ -48,7 +48,9 @@ def picture_of(name: str, verdict: str, evidence: Evidence, timeline: Timeline, 
 def spans(changes: Iterable[Change], end: float) -> tuple[Span, ...]:
     """Each state until the next one, the last until `end`."""
     ordered = sorted(changes, key=lambda change: change.at)
-    ends = [*(change.at for change in ordered[1:]), max(end, ordered[-1].at if ordered else end)]
+    if not ordered:
+        return ()
+    ends = [*(change.at for change in ordered[1:]), max(end, ordered[-1].at)]
     return tuple(
         Span(begin=change.at, end=until, label=change.label, detail=change.detail)
         for change, until in zip(ordered, ends, strict=True)

@@ -79,6 +79,9 @@ class Observer:
         self.record_asked_at = 0.0
         self.journals: dict[str, JournalReply] = {}
         self.views: dict[str, CoordinatorView] = {}
+        self.ft_refused: dict[str, int] = {}
+        """Per NodeManager, how often it answered that it has no fault-tolerance routes."""
+
         self._instance_id = instance_id
         self._status_url = f"{controller_url}/controller/fault_tolerance/status"
         self._coordinators = coordinators
@@ -198,7 +201,7 @@ class Observer:
             self.on_view(served_ranks(view, self._instance_id))
 
     async def _look_at_journal(self, client: httpx.AsyncClient, name: str, url: str) -> None:
-        journal = await _get(client, f"{url}{FT_PREFIX}/journal", _journal)
+        journal = await _get(client, f"{url}{FT_PREFIX}/journal", _journal, on_missing=lambda: self._count_refusal(name))
         if journal is None:
             return
         at = time.monotonic()
@@ -210,6 +213,9 @@ class Observer:
         self._see_verdicts(name, at, journal)
         self._see_guard(name, at, journal)
         self._changed.set()
+
+    def _count_refusal(self, name: str) -> None:
+        self.ft_refused[name] = self.ft_refused.get(name, 0) + 1
 
     def _see_verdicts(self, name: str, at: float, journal: JournalReply) -> None:
         for transaction in journal.transactions:
@@ -247,11 +253,17 @@ class Observer:
 
 
 async def _get(
-    client: httpx.AsyncClient, url: str, parse: Callable[[object], T], params: Mapping[str, int] | None = None
+    client: httpx.AsyncClient,
+    url: str,
+    parse: Callable[[object], T],
+    params: Mapping[str, int] | None = None,
+    on_missing: Callable[[], None] = lambda: None,
 ) -> T | None:
-    """The parsed answer; None where there is none now, or one that cannot be read."""
+    """The parsed answer; None where there is none now, or one that cannot be read. `on_missing` hears of a 404."""
     try:
         response = await client.get(url, params=dict(params or {}))
+        if response.status_code == httpx.codes.NOT_FOUND:
+            on_missing()
         return parse(response.json()) if response.status_code == 200 else None
     except (httpx.HTTPError, json.JSONDecodeError, ValidationError):
         return None

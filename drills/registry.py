@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from domain.errors import Refused
-from drills import idle, scale_down
+from drills import idle, off, scale_down
 from drills.drill import Drill
 from drills.restart import Point, Victim, find_cell
 from drills.restart_run import restart_drill
@@ -20,6 +20,7 @@ _ORDER: Final = (
     "multi-rank",
     "multi-rank-none-left",
     "controller-restart",
+    "feature-off",
 )
 
 
@@ -32,7 +33,7 @@ class UnknownDrill(Refused):
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
     restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
-    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, restarted)}
+    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *off.DRILLS, restarted)}
     return {name: known[name] for name in _ORDER}
 
 

@@ -218,6 +218,7 @@ class _Run:
             sightings=sightings,
             polled=[*observer.events, *observer.sources()],
             journals=dict(observer.journals),
+            ft_refused=dict(observer.ft_refused),
             views=dict(observer.views),
             requests=list(self.requests),
             stack_events=stack.events(),
