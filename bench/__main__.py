@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from bench.figures import Spread
+from bench.idle import IdleReport, bench_idle
 from bench.rounds import RoundsReport, bench_rounds
 from bench.site import Shape
 from domain.errors import AutotomyError, ConfigError
@@ -18,6 +19,9 @@ def main() -> int:
         if given.what == "rounds":
             report = asyncio.run(bench_rounds(_shape(given), given.rounds, _say))
             print(report.model_dump_json() if given.json else _rounds_text(report), flush=True)
+        else:
+            idle = asyncio.run(bench_idle(_shape(given), given.seconds, _say))
+            print(idle.model_dump_json() if given.json else _idle_text(idle), flush=True)
     except AutotomyError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -32,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     rounds = kinds.add_parser("rounds", help="ranks fail, rounds answer; the same rounds without Temporal beside them")
     _add_shape(rounds, ranks=8, node_managers=2, instances=1, poll=0.25)
     rounds.add_argument("--rounds", type=int, default=20, help="faults per instance (default: %(default)s)")
+    idle = kinds.add_parser("idle", help="polls, CPU, history and memory while nothing happens")
+    _add_shape(idle, ranks=8, node_managers=2, instances=100, poll=1.0)
+    idle.add_argument("--seconds", type=float, default=30.0, help="how long each look lasts (default: %(default)s)")
     return parser
 
 
@@ -47,7 +54,7 @@ def _add_shape(parser: argparse.ArgumentParser, *, ranks: int, node_managers: in
 def _shape(given: argparse.Namespace) -> Shape:
     if given.node_managers < 1 or given.ranks % given.node_managers or given.ranks < 2:
         raise ConfigError(f"{given.ranks} ranks cannot be spread evenly over {given.node_managers} NodeManagers")
-    if given.instances > 1 and not given.light:
+    if given.what == "rounds" and given.instances > 1 and not given.light:
         raise ConfigError("more than one instance needs --light")
     return Shape(
         ranks=given.ranks,
@@ -84,6 +91,25 @@ def _rounds_text(report: RoundsReport) -> str:
         f"ratio to the bare loop {figures.ratio}, without poll waits {figures.ratio_without_poll_waits}; "
         f"commands per engine and fault: {figures.commands_per_engine}",
         "CPU seconds a round: " + ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in figures.cpu_sec.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _idle_text(report: IdleReport) -> str:
+    figures, setup = report.figures, report.setup
+    pods = f"{setup.ranks} ranks in {setup.node_managers} Pods"
+    lines = [
+        f"{setup.seconds:g} s each, polls every {setup.poll_sec:g} s; "
+        f"{setup.cpus} CPUs, load {setup.load_before:g} → {setup.load_after:g}",
+        *(
+            f"{pods}, feature {word}: {cost.status_polls:g} status polls a second, "
+            f"{100 * cost.node_manager_cpu_share:.2f} % of a CPU per NodeManager"
+            for word, cost in (("on", figures.on), ("off", figures.off))
+        ),
+        f"{setup.instances} idle instances: FaultManagers' histories grew by {figures.fault_manager_events} events at most, "
+        f"EventPusher's by {figures.event_pusher_events_an_hour:g} an hour",
+        f"worker {figures.worker_mib:.0f} MiB, {figures.worker_mib_per_1000:.0f} MiB per 1,000 instances",
+        "CPU: " + ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in figures.cpu_share.items()),
     ]
     return "\n".join(lines)
 

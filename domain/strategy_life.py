@@ -10,7 +10,7 @@ decision, so that reports which are still under way cannot start anything (desig
 from domain.decision import DecisionReason
 from domain.engine import RankEntry
 from domain.evidence import from_look
-from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, PendingFinalize, RunningStrategy, ServingView
+from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, PendingFinalize, RunningStrategy, ServingView
 from domain.messages.round import CommitRecord, RoundOutcome, RoundReason, RoundReport
 from domain.messages.strategy import (
     FastRecoveryReport,
@@ -83,6 +83,8 @@ def took_commit(state: InstanceState, record: CommitRecord, now: float) -> tuple
     )
     if state.view.ranks:  # the word that it was withdrawn, which comes before every commit, did not get here
         state = state.but(view=ServingView(revision=strategy.view_revision + 1, ranks=(), confirmed=True))
+    if state.phase is FtPhase.SCALING_DOWN:
+        state = state.entering(FtPhase.POST_SCALE_CLEANUP, now)
     return state, True
 
 
@@ -145,7 +147,7 @@ def _after_fast_recovery(
         case RoundOutcome.SUCCEEDED:
             view = _published(strategy, report, state.active)
             error = None if view.confirmed else _UNCONFIRMED
-            return _back(state.but(view=view, last_error=error), strategy, now)
+            return state.but(view=view, last_error=error).entering(resting_phase(state.dead_committed), now)
         case RoundOutcome.ABANDONED:
             return _back(state, strategy, now, abandoned=True)
         case RoundOutcome.CANCELLED if not report.withdrawn and state.owed is None:
@@ -183,9 +185,15 @@ def _after_transaction(
 
 
 def _back(state: InstanceState, strategy: RunningStrategy, now: float, *, abandoned: bool = False) -> InstanceState:
-    """In the phase before the strategy, as if it had not been; how often that was an abandoned one is counted."""
+    """In the phase before the strategy, as if it had not been; how often that was an abandoned one is counted.
+
+    A FaultManager without memory that attached to it does not know what was before: it asks the journals once more, now
+    that nothing runs.
+    """
     state = state.but(abandoned_at=(*state.abandoned_at, now)[-16:]) if abandoned else state
-    return state.entering(strategy.phase_before, now)
+    if strategy.phase_before in SERVING_PHASES or state.life is not Life.RUNNING or state.owed is not None:
+        return state.entering(strategy.phase_before, now)
+    return state.entering(FtPhase.RECONFIGURING, now).but(life=Life.LEARNING)
 
 
 def _after_success(state: InstanceState, strategy: RunningStrategy, report: RoundReport, now: float) -> InstanceState:

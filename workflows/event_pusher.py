@@ -1,8 +1,9 @@
 """`EventPusher`: who the Coordinators are, and what each instance's newest view is (design §1, §5).
 
 It is told each view revision before the first push of it leaves (`record_view`), and each Coordinator that announces
-itself. One looping, heartbeating activity pushes SET to all of them: at once after a change, and every
-`set_interval_sec`. The loop is restarted only where something changed, so an idle hour adds nothing to the history.
+itself. One looping, heartbeating activity pushes SET to all of them: at once when a Coordinator needs it, a moment after a
+view was recorded (whoever recorded it is pushing it), and every `set_interval_sec`. The loop is restarted only where
+something changed, so an idle hour adds nothing to the history.
 
 Restarted loops may overlap for a moment. That does no harm: a Coordinator takes a view by its revision, and what was
 overtaken is stale there.
@@ -50,6 +51,9 @@ M = TypeVar("M", bound=BaseModel)
 
 FORGET_SIGNAL: Final = "forget_instance"
 
+SETTLE_SEC: Final = 2.0
+"""How long after a recorded view SET carries it. Each new SET costs two workflow tasks and all views; a round records two."""
+
 _LOOP_LIMIT: Final = timedelta(hours=24)
 _MESSAGES_A_RUN: Final = 500
 """Temporal allows 2,000 updates and 10,000 signals a run; a new run starts long before."""
@@ -66,6 +70,7 @@ class EventPusher:
     def __init__(self, state: EventPusherState) -> None:
         self._state = state
         self._changed = True
+        self._viewed = False
         self._messages = 0
 
     @workflow.run
@@ -80,10 +85,10 @@ class EventPusher:
 
     async def _push_until_change(self) -> None:
         """One activity: from one change to the next, or until it has something to tell."""
-        self._changed = False
+        self._changed = self._viewed = False
         self._show()
         if not self._state.coordinators:
-            await workflow.wait_condition(lambda: self._changed)
+            await workflow.wait_condition(lambda: self._changed or self._viewed)
             return
         loop = workflow.start_activity_method(
             CoordinatorActivities.push_set_loop,
@@ -95,7 +100,9 @@ class EventPusher:
             summary=f"SET {len(self._state.views)} instances at {len(self._state.coordinators)} Coordinators, "
             f"every {self._state.set_interval_sec:g} s",
         )
-        await workflow.wait_condition(lambda: self._changed or loop.done())
+        await workflow.wait_condition(lambda: self._changed or self._viewed or loop.done())
+        if self._viewed:
+            await self._let_views_settle()
         if not loop.done():
             loop.cancel()
         try:
@@ -104,9 +111,18 @@ class EventPusher:
             if being_cancelled():
                 raise  # an eviction; otherwise our own cancel met the loop's end
         except ActivityError as error:
-            if not self._changed:
+            if not (self._changed or self._viewed):
                 workflow.logger.error("the SET loop ended: %s", from_activity_error(error).message)
                 await workflow.sleep(self._state.set_interval_sec, summary="before SET is tried again")
+
+    async def _let_views_settle(self) -> None:
+        """Whoever recorded a view pushes it now, and the next one soon: SET need not compete with that, only repair it."""
+        try:
+            await workflow.wait_condition(
+                lambda: self._changed, timeout=SETTLE_SEC, timeout_summary="recorded views are being pushed; then SET"
+            )
+        except TimeoutError:
+            pass
 
     def _call(self) -> PushLoopCall:
         ends = [known.forget_at for known in self._state.views.values() if known.forget_at is not None]
@@ -136,7 +152,7 @@ class EventPusher:
         known = self._state.views.get(instance_id)
         if known is None or record.revision > known.revision:
             self._become(views={**self._state.views, instance_id: KnownView.of(record)})
-            self._changed = True
+            self._viewed = True
         return self._answer(self._state.views[instance_id].revision)
 
     @record_view.validator

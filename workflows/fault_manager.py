@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from temporalio import workflow
-from temporalio.common import RawValue, WorkflowIDReusePolicy
+from temporalio.common import RawValue, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError, WorkflowAlreadyStartedError
 
 from workflows.alarm import Alarm
@@ -24,10 +24,12 @@ from workflows.fault_manager_errands import FaultManagerErrands
 from workflows.fault_manager_memory import Memory, now
 from workflows.fault_manager_page import show
 from workflows.fault_manager_signals import take_signal
+from workflows.strategy_run import start_attributes
 
 with workflow.unsafe.imports_passed_through():
+    from domain.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish
     from domain.decision import Action, Decision, DecisionReason, decide
-    from domain.instance import InstanceState, Life
+    from domain.instance import InstanceState, Life, RunningStrategy
     from domain.learning import assembled
     from domain.messages.event_pusher import ForgetInstance
     from domain.messages.round import CommitRecord
@@ -46,7 +48,7 @@ with workflow.unsafe.imports_passed_through():
         StrategyState,
     )
     from domain.plan import Plan, PlanRequest, plan
-    from domain.runtime import SERVING_PHASES, FtPhase, RuntimeRecord
+    from domain.runtime import FtPhase, RuntimeRecord
     from domain.strategy_life import QUIET_LIMIT_SEC, took_commit
     from domain.strategy_start import STARTING, execution_bound_sec, start
 
@@ -115,58 +117,47 @@ class FaultManager:
     @workflow.update
     def republish(self) -> CommandReply:
         """Push the published view again under a new revision."""
-        state = self._state
-        if state.strategy is not None:
-            return _refuse(CommandOutcome.STRATEGY_RUNS, f"{state.strategy.workflow_id} owns the view until it ends")
-        if state.phase not in SERVING_PHASES or not state.view.ranks:
-            return _refuse(CommandOutcome.NOT_SERVING, f"phase {state.phase}: there is no published view")
-        self._memory.become(state.republishing())
-        return CommandReply(outcome=CommandOutcome.ACCEPTED, message=f"pushing the view as revision {self._state.view.revision}")
+        self._memory.become(self._state.republishing())
+        return _accept(f"pushing the view as revision {self._state.view.revision}")
 
     @workflow.update
     def reconfigure(self, call: ReconfigureCall) -> CommandReply:
-        """Rebuild the instance. With `force` it passes the budget, and stops a round that has not committed yet."""
-        state = self._state
-        if state.life in (Life.LEARNING, Life.ENDING):
-            return _refuse(CommandOutcome.NOT_READY, f"the FaultManager is {state.life}")
-        rebuilding = state.strategy is not None and state.strategy.kind is StrategyKind.INSTANCE_RECONFIGURATION
-        if state.strategy is not None and (rebuilding or not call.force):
-            return _refuse(CommandOutcome.STRATEGY_RUNS, f"{state.strategy.workflow_id} runs")
-        if state.budget_spent and not call.force:
-            return _refuse(CommandOutcome.BUDGET_SPENT, "the budget is spent; `force` orders one all the same")
+        """Rebuild the instance. With `force` it passes the budget, and stops what may be stopped (rule 2)."""
         why = DecisionReason.FORCED if call.force else DecisionReason.ORDERED
-        ordered = state.but(owed=why, owed_detail=call.why)
-        self._memory.become(ordered if state.strategy is not None else ordered.owing(why, call.why, now()))
-        return CommandReply(outcome=CommandOutcome.ACCEPTED, message="the instance is going to be rebuilt")
+        ordered = self._state.but(owed=why, owed_detail=call.why)
+        self._memory.become(ordered if ordered.strategy is not None else ordered.owing(why, call.why, now()))
+        return _accept("the instance is going to be rebuilt")
 
     @workflow.update
     def hold(self, call: HoldCall) -> CommandReply:
         """Automation off: what is decided is recorded and not done. A strategy that runs goes on to its end."""
         self._memory.become(self._state.but(held=call.why or "by a person"))
         running = self._state.strategy
-        left = f"; {running.workflow_id} goes on to its end" if running is not None else ""
-        return CommandReply(outcome=CommandOutcome.ACCEPTED, message=f"the automation is off{left}")
+        return _accept(f"the automation is off{f'; {running.workflow_id} goes on to its end' if running is not None else ''}")
 
     @workflow.update
     def release(self) -> CommandReply:
         """Automation on: what stands by now is decided on, and acted on."""
         self._memory.become(self._state.but(held=None))
-        return CommandReply(outcome=CommandOutcome.ACCEPTED, message="the automation is on")
+        return _accept("the automation is on")
+
+    # Refused before they enter history.
+
+    @republish.validator
+    def _may_republish(self) -> None:
+        _require(why_not_republish(self._state))
+
+    @reconfigure.validator
+    def _may_reconfigure(self, call: ReconfigureCall) -> None:
+        _require(why_not_reconfigure(self._state, call))
 
     @hold.validator
     def _may_hold(self, call: HoldCall) -> None:
-        self._require_living()
+        _require(why_not_hold(self._state))
 
     @release.validator
     def _may_release(self) -> None:
-        self._require_living()
-        if self._state.held is None:
-            raise ApplicationError("the automation is not held", type=CommandOutcome.NOT_HELD.value)
-
-    def _require_living(self) -> None:
-        """Refused before it enters history: there is nothing left to command."""
-        if self._state.life is Life.ENDING:
-            raise ApplicationError("the instance was deleted, the FaultManager ends", type=CommandOutcome.NOT_READY.value)
+        _require(why_not_release(self._state))
 
     @workflow.query
     def status(self) -> RuntimeRecord:
@@ -248,6 +239,7 @@ class FaultManager:
                 task_timeout=TASK_TIMEOUT,
                 static_summary=f"instance {state.instance_id}: {what}, {decision.reason}"[:200],
                 static_details=f"{decision.reason}: {decision.detail}",
+                search_attributes=_first_attributes(state, strategy),
             )
         except WorkflowAlreadyStartedError:
             await self._on_taken_id(decision, phase_before)
@@ -340,5 +332,23 @@ class FaultManager:
         return min((moment for moment in moments if moment is not None and moment > now()), default=None)
 
 
-def _refuse(outcome: CommandOutcome, message: str) -> CommandReply:
-    return CommandReply(outcome=outcome, message=message)
+def _first_attributes(state: InstanceState, strategy: RunningStrategy) -> TypedSearchAttributes | None:
+    """By what a strategy is found from its start on."""
+    return start_attributes(
+        state.search_attributes or (),
+        InstanceId=state.instance_id,
+        FtPhase=state.phase.value,
+        RequestId=strategy.request_id or "",
+        DeadRanks=[str(rank) for rank in strategy.pending_ranks],
+        ServingPublished=bool(state.view.ranks),
+        Outcome="running",
+    )
+
+
+def _accept(message: str) -> CommandReply:
+    return CommandReply(outcome=CommandOutcome.ACCEPTED, message=message)
+
+
+def _require(refusal: CommandReply | None) -> None:
+    if refusal is not None:
+        raise ApplicationError(refusal.message, type=refusal.outcome.value)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
@@ -39,10 +39,14 @@ with workflow.unsafe.imports_passed_through():
         ViewResult,
     )
     from domain.messages.strategy import CommitReport
+    from domain.runtime import FtPhase
     from domain.watch import LookVerdict, Observation, RecoveredWatch, RetryReadyWatch
 
 COMMIT_ACKNOWLEDGEMENT_SEC = 10.0
 """Without the FaultManager's acknowledgement in this time the round goes on; the journals will tell it (design §4, step 9)."""
+
+_TOLD_OTHERWISE: Final = frozenset({FtPhase.DECIDING, FtPhase.POST_SCALE_CLEANUP, FtPhase.SCALED_DOWN_RUNNING})
+"""Steps of which the FaultManager knows by the start, the commit and the end; a word more would only cost time."""
 
 
 class ActivityPorts:
@@ -63,8 +67,10 @@ class ActivityPorts:
 
     def progress(self, report: StepReport) -> None:
         self._on_step(report)
-        self._reporter.progress(report)
-        self._reporter.attribute(FtPhase=report.phase.value, DeadRanks=[str(rank) for rank in report.pending_ranks])
+        self._reporter.note(FtPhase=report.phase.value, DeadRanks=[str(rank) for rank in report.pending_ranks])
+        if report.phase not in _TOLD_OTHERWISE:
+            self._reporter.attribute()
+            self._reporter.progress(report)
 
     def stop_pods(self, call: StopPodsCall) -> None:
         handle = workflow.start_activity_method(

@@ -5,17 +5,27 @@
 into the middle of a step, and main waits on for the strategy's own end.
 
 **Words.** `Reporter` sends progress in order, one activity at a time, beside the strategy, which never waits for it. The
-first answer says which search attributes may be set (another one would fail the workflow task for ever). The end is told
-until it is taken.
+end is told until it is taken.
+
+**Search attributes.** One that the server does not know would fail the workflow task for ever. Usable are those that the
+strategy was started with (`start_attributes`), and those that the first answer to a progress report names. Each change is an
+event, a write to the visibility store and part of a workflow task that a round waits for; so what is only passed through
+is noted, and travels with the next change that matters.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributeUpdate
+from temporalio.common import (
+    RetryPolicy,
+    SearchAttributeKey,
+    SearchAttributePair,
+    SearchAttributeUpdate,
+    TypedSearchAttributes,
+)
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -37,6 +47,9 @@ with workflow.unsafe.imports_passed_through():
 A = TypeVar("A")
 R = TypeVar("R")
 S = TypeVar("S")
+
+Attribute: TypeAlias = int | str | bool | list[str]
+"""A search attribute's value; its type follows from it."""
 
 HEARTBEAT_TIMEOUT: Final = timedelta(seconds=2)
 RETRY: Final = RetryPolicy(
@@ -161,7 +174,7 @@ class Reporter:
         self._start = FaultManagerStart(instance_id=topology.instance_id, topology=topology, config=config)
         self._unsent: list[StepReport] = []
         self._sender: asyncio.Task[None] | None = None
-        self._usable: frozenset[str] | None = None
+        self._usable = {pair.key.name for pair in workflow.info().typed_search_attributes}
         self._attributes: dict[str, SearchAttributeUpdate[Any]] = {}
 
     @property
@@ -195,7 +208,7 @@ class Reporter:
             except AutotomyError as error:
                 workflow.logger.warning("progress was not told: %s", error.message)
             else:
-                self._use(frozenset(told.search_attributes))
+                self._use(told.search_attributes)
 
     async def end(self, end: StrategyEnd, summary: str) -> None:
         """Tells the end, after what was said before it, until it is taken. Goes on if that stays in vain: it is looked up."""
@@ -218,26 +231,40 @@ class Reporter:
         except ActivityError as error:
             workflow.logger.error("the end was not told: %s", from_activity_error(error).message)
 
-    def attribute(self, **values: int | str | bool | list[str]) -> None:
-        """Sets search attributes by their names, as soon as it is known which may be set."""
-        updates = {name: _update(name, value) for name, value in values.items()}
-        if self._usable is None:
-            self._attributes.update(updates)
-        else:
-            self._upsert(updates)
+    def attribute(self, **values: Attribute) -> None:
+        """Sets search attributes by their names, now or as soon as it is known that they may be set."""
+        self.note(**values)
+        self._set_noted()
 
-    def _use(self, usable: frozenset[str]) -> None:
-        if self._usable is None:
-            self._usable = usable
-            self._upsert(self._attributes)
+    def note(self, **values: Attribute) -> None:
+        """The same, together with the next change that is worth an event of its own."""
+        self._attributes |= {name: _update(name, value) for name, value in values.items()}
 
-    def _upsert(self, updates: dict[str, SearchAttributeUpdate[Any]]) -> None:
-        known = [update for name, update in updates.items() if self._usable and name in self._usable]
-        if known:
-            workflow.upsert_search_attributes(known)
+    def _use(self, usable: Iterable[str]) -> None:
+        if not self._usable.issuperset(usable):
+            self._usable |= set(usable)
+            self._set_noted()
+
+    def _set_noted(self) -> None:
+        ready = [self._attributes.pop(name) for name in list(self._attributes) if name in self._usable]
+        changes = [update for update in ready if _shown(update.key) != update.value]
+        if changes:
+            workflow.upsert_search_attributes(changes)
 
 
-def _update(name: str, value: int | str | bool | list[str]) -> SearchAttributeUpdate[Any]:
+def start_attributes(usable: Iterable[str], **values: Attribute) -> TypedSearchAttributes | None:
+    """What a strategy is started with: set without an event. None where none of them is usable."""
+    updates = [_update(name, value) for name, value in values.items() if name in set(usable)]
+    pairs = [SearchAttributePair(update.key, update.value) for update in updates if update.value is not None]
+    return TypedSearchAttributes(pairs) if pairs else None
+
+
+def _shown(key: SearchAttributeKey[Any]) -> Any:
+    value = workflow.info().typed_search_attributes.get(key)
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _update(name: str, value: Attribute) -> SearchAttributeUpdate[Any]:
     match value:
         case bool():
             return SearchAttributeKey.for_bool(name).value_set(value)

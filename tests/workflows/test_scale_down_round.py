@@ -28,15 +28,15 @@ async def test_a_dead_rank_is_removed_and_the_survivors_are_published(temporal_c
         assert [end.round for end in heard.ends] == [report]
 
 
-async def test_the_fault_manager_hears_each_phase_in_order(temporal_client: Client) -> None:
+async def test_the_fault_manager_is_told_the_phases_that_it_cannot_know_by_itself(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         world.instance.kill(1)
         await world.run_round(world.instance.order(1))
         progress = (await world.heard()).progress
         assert [p.step.step for p in progress] == sorted(p.step.step for p in progress)
         phases = [p.step.phase for p in progress]
-        assert phases[0] is FtPhase.DECIDING
-        assert phases[-3:] == [FtPhase.SCALING_DOWN, FtPhase.POST_SCALE_CLEANUP, FtPhase.SCALED_DOWN_RUNNING]
+        assert phases[-1] is FtPhase.SCALING_DOWN
+        assert set(phases) <= {FtPhase.WAITING_ENGINE_FAULT, FtPhase.SCALING_DOWN}
 
 
 async def test_rank_zero_leaves_the_lowest_survivor_as_master(temporal_client: Client) -> None:
