@@ -17,6 +17,7 @@ from domain.observations import (
     ApplySeen,
     EngineIdSeen,
     Event,
+    FastRecoveryFailed,
     RebuildSeen,
     RecoveredSeen,
     SourceKind,
@@ -140,6 +141,8 @@ def _of_line(line: EngineLine) -> Iterator[Event]:
         case "recovery_end":
             if line.ok and line.request_id:
                 yield RecoveredSeen(at=line.mono, engine=line.rank, request_id=line.request_id)
+            elif not line.ok and line.instruction == Instruction.RETRY:
+                yield FastRecoveryFailed(at=line.mono)
         case "status":
             if line.status in set(EngineStatus):
                 yield StatusSeen(at=line.mono, rank=line.rank, status=EngineStatus(line.status))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from domain.engine import Instruction
 from domain.invariants import Invariant, check_all
 from drills.drill import Drill, Expectation, Outcome
 from drills.engine_log import EngineLine
@@ -36,7 +37,10 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
     """Which checks a drill's expectation asks for."""
     expected = drill.expected
     wanted: list[CheckFunction] = []
-    if expected.losses:
+    if expected.retried:
+        wanted += [one_retry_each, withdrawn_before_apply]
+        wanted += [published_after_recovery] if expected.outcome is Outcome.IN_PLACE else []
+    elif expected.losses:
         wanted += [one_apply_per_engine, removed_sets, withdrawn_before_apply, published_after_recovery]
     elif not expected.may_apply:
         wanted += [no_apply]
@@ -93,6 +97,19 @@ def one_apply_per_engine(evidence: Evidence, expected: Expectation) -> Check:
         faults,
         f"{len(evidence.applies)} commands in {logs} engine logs, each survivor one a round, all answered 202",
     )
+
+
+def one_retry_each(evidence: Evidence, _expected: Expectation) -> Check:
+    """Every engine was told to retry exactly once, all under one request id, and nothing else was ever told to anybody."""
+    told = [line for line in evidence.applies if line.instruction == Instruction.RETRY]
+    counted = dict(sorted(Counter(line.rank for line in told).items()))
+    wanted = dict.fromkeys(evidence.spec.ranks, 1)
+    faults = [f"retries per engine {counted}, expected {wanted}"] if counted != wanted else []
+    faults += [f"engine {line.rank} answered {line.http}" for line in told if line.http != 202]
+    faults += [f"engine {line.rank} was told to {line.instruction}" for line in evidence.applies if line not in told]
+    ids = sorted({line.request_id or "none" for line in told})
+    faults += [f"retries under several request ids: {', '.join(ids)}"] if len(ids) > 1 else []
+    return Check.of("one retry per engine", len(evidence.applies), faults, f"{len(told)} engines retried together, once")
 
 
 def removed_sets(evidence: Evidence, expected: Expectation) -> Check:

@@ -5,7 +5,11 @@ from dataclasses import replace
 from typing import Final
 
 from domain.errors import Refused
+<<<<<<< ours
 from drills import idle, off, scale_down
+=======
+from drills import idle, retry, scale_down
+>>>>>>> theirs
 from drills.drill import Drill
 from drills.restart import Point, Victim, find_cell
 from drills.restart_run import restart_drill
@@ -17,6 +21,8 @@ _ORDER: Final = (
     "consecutive",
     "pod-partial",
     "pod-empty",
+    "all-unhealthy-fast",
+    "all-unhealthy-fast-fails",
     "multi-rank",
     "multi-rank-none-left",
     "controller-restart",
@@ -33,7 +39,11 @@ class UnknownDrill(Refused):
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
     restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
+<<<<<<< ours
     known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *off.DRILLS, restarted)}
+=======
+    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *retry.DRILLS, restarted)}
+>>>>>>> theirs
     return {name: known[name] for name in _ORDER}
 
 

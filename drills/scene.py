@@ -75,14 +75,14 @@ class Scene:
             os.kill(pid, signal.SIGKILL)
         words = "rank" if len(ranks) == 1 else "ranks"
         what = f"SIGKILL of the worker process of {words} {', '.join(map(str, ranks))}"
-        self._injected(at, what, "kill -KILL " + " ".join(map(str, pids)), ranks, begins_episode=begins_episode)
+        self.record_injection(at, what, "kill -KILL " + " ".join(map(str, pids)), ranks, begins_episode=begins_episode)
 
     async def kill_process(self, name: str, *, restart_after_sec: float) -> None:
         """SIGKILL one of our own processes; it comes back after `restart_after_sec`."""
         at = time.monotonic()
         pid = await self.stack.kill(name, signal.SIGKILL, restart_after_sec=restart_after_sec)
         self.killed.add(name)
-        self._injected(
+        self.record_injection(
             at, f"SIGKILL of {name}, back {restart_after_sec:g} s later", f"kill -KILL {pid}", (), begins_episode=False
         )
 
@@ -91,7 +91,7 @@ class Scene:
         """SIGSTOP one of our own processes while the context lasts."""
         at = time.monotonic()
         pid = await self.stack.kill(name, signal.SIGSTOP)
-        self._injected(at, f"SIGSTOP of {name}", f"kill -STOP {pid}", (), begins_episode=False)
+        self.record_injection(at, f"SIGSTOP of {name}", f"kill -STOP {pid}", (), begins_episode=False)
         try:
             yield
         finally:
@@ -134,7 +134,8 @@ class Scene:
             answer = await http.post(f"{url}{FT_PREFIX}/finalize", json=body)
         self.step(f"{request_id} gives {manager} back: {answer.text}")
 
-    def _injected(self, at: float, what: str, command: str, ranks: Iterable[int], *, begins_episode: bool) -> None:
+    def record_injection(self, at: float, what: str, command: str, ranks: Iterable[int], *, begins_episode: bool) -> None:
+        """Something was done to the installation, at this `time.monotonic()`; an episode begins where it is to be answered."""
         targets = tuple(ranks)
         if begins_episode:
             self.episodes.append(at)
