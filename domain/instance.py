@@ -167,8 +167,8 @@ class InstanceState(Strict):
 
     @property
     def isolated(self) -> bool:
-        """An L3 hardware fault stands that touches an active rank: nothing may be published."""
-        return bool(isolating(self.evidence.hardware, self.active))
+        """An L3 hardware fault stands that touches an active rank: nothing may be published (observing isolates nobody)."""
+        return not self.config.observe_only and bool(isolating(self.evidence.hardware, self.active))
 
     @property
     def automation_off(self) -> bool:

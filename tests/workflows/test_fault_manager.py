@@ -5,7 +5,8 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
 import domain.strategy_life
@@ -44,7 +45,14 @@ def in_phase(phase: FtPhase, record: RuntimeRecord) -> bool:
 
 
 async def command(world: World, name: str, call: ReconfigureCall | None = None) -> CommandReply:
-    reply = await world.handle.execute_update(name, args=[call] if call else [], result_type=CommandReply)
+    """A person's command; one that the validator refuses comes back as the reply that it stands for."""
+    try:
+        reply = await world.handle.execute_update(name, args=[call] if call else [], result_type=CommandReply)
+    except WorkflowUpdateFailedError as refused:
+        cause = refused.cause
+        if not isinstance(cause, ApplicationError):
+            raise
+        return CommandReply(outcome=CommandOutcome(str(cause.type)), message=cause.message)
     assert isinstance(reply, CommandReply)
     return reply
 
