@@ -32,13 +32,9 @@ class Expectation(Strict):
     before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
     no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
     of our processes the drill kills, `stopped`: how many it stops for a while. `reasons`: the first round must have ended
-<<<<<<< ours
     with one of these. `repeated_set`: the periodic SET must have come, and have changed nothing. `feature_off`: NodeManagers
-    have no fault-tolerance routes, so no journal tells anything either.
-=======
-    with one of these. `repeated_set`: the periodic SET must have come, and have changed nothing.
-    `retried`: every engine was told to retry, once, and nothing else.
->>>>>>> theirs
+    have no fault-tolerance routes, so no journal tells anything either. `retried`: every engine was told to retry, once,
+    and nothing else.
     """
 
     outcome: Outcome
@@ -52,11 +48,8 @@ class Expectation(Strict):
     stopped: int = 0
     reasons: tuple[RoundReason, ...] = ()
     repeated_set: bool = False
-<<<<<<< ours
     feature_off: bool = False
-=======
     retried: bool = False
->>>>>>> theirs
 
     @property
     def removed(self) -> tuple[int, ...]:

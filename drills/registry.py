@@ -5,11 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from domain.errors import Refused
-<<<<<<< ours
-from drills import idle, off, scale_down
-=======
-from drills import idle, retry, scale_down
->>>>>>> theirs
+from drills import idle, off, retry, scale_down
 from drills.drill import Drill
 from drills.restart import Point, Victim, find_cell
 from drills.restart_run import restart_drill
@@ -39,11 +35,7 @@ class UnknownDrill(Refused):
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
     restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
-<<<<<<< ours
-    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *off.DRILLS, restarted)}
-=======
-    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *retry.DRILLS, restarted)}
->>>>>>> theirs
+    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *retry.DRILLS, *off.DRILLS, restarted)}
     return {name: known[name] for name in _ORDER}
 
 
