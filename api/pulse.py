@@ -24,10 +24,25 @@ class Pulse:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._heard_at: dict[tuple[int, NodeManagerAddress], float] = {}
+        self._ever_heard: set[tuple[int, NodeManagerAddress]] = set()
+        self._told_at: dict[tuple[int, NodeManagerAddress, bool], float] = {}
 
     def heard(self, instance_id: int, manager: NodeManagerAddress) -> None:
         """It lives, by a heartbeat or because it answered."""
         self._heard_at[instance_id, manager] = self._now()
+        self._ever_heard.add((instance_id, manager))
+
+    def ever_heard(self, instance_id: int, manager: NodeManagerAddress) -> bool:
+        """Whether this process knows that it was ever there."""
+        return (instance_id, manager) in self._ever_heard
+
+    def may_tell(self, instance_id: int, manager: NodeManagerAddress, *, lost: bool, again_after_sec: float) -> bool:
+        """Whether to say this (again). Two APIs of which one cannot reach a Pod contradict each other, but not every second."""
+        key, now = (instance_id, manager, lost), self._now()
+        if now - self._told_at.get(key, float("-inf")) < again_after_sec:
+            return False
+        self._told_at[key] = now
+        return True
 
     def overdue(self, topology: Topology, timeout_sec: float) -> tuple[NodeManagerAddress, ...]:
         """Those that were silent for so long. One that was never heard counts as heard when it was first looked for."""
@@ -43,6 +58,8 @@ class Pulse:
         """Instances that were removed are forgotten."""
         kept = set(instance_ids)
         self._heard_at = {key: at for key, at in self._heard_at.items() if key[0] in kept}
+        self._ever_heard = {key for key in self._ever_heard if key[0] in kept}
+        self._told_at = {key: at for key, at in self._told_at.items() if key[0] in kept}
 
 
 def is_lost(answer: LivenessReply | None, instance_id: int, phase: FtPhase) -> bool:

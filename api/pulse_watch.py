@@ -18,7 +18,7 @@ from domain.messages.strategy import (
     NodeManagerWord,
     fault_manager_id,
 )
-from domain.runtime import RuntimeRecord
+from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError
 
@@ -57,6 +57,8 @@ class PulseWatch:
             async with self._asking:
                 answer = await self._ask(manager)
             record = await self._api.instances.record(topology.instance_id, fresh=False)
+            if answer is None and self._still_to_come(topology, manager, record):
+                return
             lost = is_lost(answer, topology.instance_id, record.phase)
             await tell(self._api, topology, manager, record, lost=lost)
         except (HttpError, WorkflowUnknown) as error:
@@ -64,6 +66,10 @@ class PulseWatch:
         else:
             if not lost:
                 self._api.pulse.heard(topology.instance_id, manager)
+
+    def _still_to_come(self, topology: Topology, manager: NodeManagerAddress, record: RuntimeRecord) -> bool:
+        """While an instance is assembled a Pod may simply not have started yet: who was never there is not lost."""
+        return record.phase is FtPhase.RECONFIGURING and not self._api.pulse.ever_heard(topology.instance_id, manager)
 
     async def _ask(self, manager: NodeManagerAddress) -> LivenessReply | None:
         try:
@@ -78,6 +84,8 @@ class PulseWatch:
 async def tell(api: Api, topology: Topology, manager: NodeManagerAddress, record: RuntimeRecord, *, lost: bool) -> None:
     """Tells the FaultManager, if it holds the opposite. Raises HttpError 503."""
     if lost == (str(manager) in record.lost_node_managers):
+        return
+    if not api.pulse.may_tell(topology.instance_id, manager, lost=lost, again_after_sec=api.config.heartbeat_timeout_sec):
         return
     log.warning(
         "NodeManager is lost" if lost else "NodeManager is back",

@@ -58,6 +58,17 @@ def test_silence_counts_from_the_last_word_and_in_a_new_process_from_its_start()
     assert pulse.overdue(where, 30.0) == ()
 
 
+def test_the_same_word_is_not_said_twice_in_a_moment() -> None:
+    clock = [100.0]
+    pulse, manager = Pulse(lambda: clock[0]), topology(7).managers[0]
+    assert pulse.may_tell(7, manager, lost=True, again_after_sec=30.0)
+    assert pulse.may_tell(7, manager, lost=False, again_after_sec=30.0)
+    clock[0] += 29
+    assert not pulse.may_tell(7, manager, lost=True, again_after_sec=30.0)
+    clock[0] += 1
+    assert pulse.may_tell(7, manager, lost=True, again_after_sec=30.0)
+
+
 @dataclass
 class FakeNodeManager:
     """Answers `/liveness`, or is mute."""
