@@ -32,9 +32,12 @@ class Expectation(Strict):
     before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
     no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
     of our processes the drill kills, `stopped`: how many it stops for a while. `reasons`: the first round must have ended
-    with one of these. `repeated_set`: the periodic SET must have come, and have changed nothing. `feature_off`: NodeManagers
-    have no fault-tolerance routes, so no journal tells anything either. `retried`: every engine was told to retry, once,
-    and nothing else.
+    with one of these. `repeated_set`: the periodic SET must have come, and have changed nothing.
+    `retried`: every engine was told to retry, once, and nothing else. `feature_off`: NodeManagers have no fault-tolerance
+    routes, so no journal tells anything either. `endings`: how each round must have ended, in their order; `gates`: the
+    codes with which the gate refused each of them. `aborted`: every round that failed was aborted at NodeManagers, and
+    committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once. `quiet_after`: what was
+    injected last changes no view.
     """
 
     outcome: Outcome
@@ -48,8 +51,13 @@ class Expectation(Strict):
     stopped: int = 0
     reasons: tuple[RoundReason, ...] = ()
     repeated_set: bool = False
-    feature_off: bool = False
     retried: bool = False
+    feature_off: bool = False
+    endings: tuple[RoundReason, ...] = ()
+    gates: tuple[tuple[str, ...], ...] = ()
+    aborted: bool = False
+    stopped_pods: tuple[str, ...] = ()
+    quiet_after: bool = False
 
     @property
     def removed(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from domain.observations import (
     Observed,
     OutageSeen,
     RebuildExcuse,
+    RebuildSeen,
     RoundSeen,
     RouteSeen,
     SourceKind,
@@ -92,6 +93,9 @@ class Evidence:
     killed: frozenset[str]
     ft_refused: Mapping[str, int] = field(default_factory=dict)
     """Per NodeManager: how often it answered that it has no fault-tolerance routes (404)."""
+
+    last_injection: float | None = None
+    """When the last of the injections was, those within an episode included."""
 
     @cached_property
     def applies(self) -> list[EngineLine]:
@@ -190,12 +194,20 @@ class Evidence:
             events += view_log.observations(name, lines, self.spec.instance_id)
         events += self._outages()
         events += self._rounds(events)
+        events = [self._with_gate(event) for event in events]
         return Observed(
             instance_id=self.spec.instance_id,
             original=frozenset(self.spec.ranks),
             events=tuple(events),
             ended_at=self.ended_at,
         )
+
+    def _with_gate(self, event: Event) -> Event:
+        """A rebuild where the gate has refused every round of the run was not the control plane's choice."""
+        gates = [report.gate for report in self.reports if report.gate is not None]
+        if not isinstance(event, RebuildSeen) or not gates or any(gate.allowed for gate in gates):
+            return event
+        return event.model_copy(update={"gate_allowed": False})
 
     def _routes(self) -> list[Event]:
         routes: list[Event] = [

@@ -11,6 +11,7 @@ from typing import Final
 
 from domain.engine import Instruction
 from domain.invariants import Invariant, check_all
+from drills import endings
 from drills.drill import Drill, Expectation, Outcome
 from drills.engine_log import EngineLine
 from drills.evidence import Evidence
@@ -63,9 +64,22 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
         wanted.append(reason_given)
     if expected.repeated_set:
         wanted.append(repeated_set)
+    wanted += _of_endings(expected)
     if drill.traffic:
         wanted += [requests_after, client_reached_each]
     return [*wanted, histories_exported, nothing_left]
+
+
+def _of_endings(expected: Expectation) -> list[CheckFunction]:
+    """What is asked about the ends of rounds and what came after them."""
+    asked: list[tuple[object, CheckFunction]] = [
+        (expected.endings, endings.rounds_ended),
+        (expected.gates, endings.gate_codes),
+        (expected.aborted, endings.aborted),
+        (expected.stopped_pods, endings.pods_stopped_once),
+        (expected.quiet_after, endings.quiet_after),
+    ]
+    return [check for wanted, check in asked if wanted]
 
 
 def _rounds(evidence: Evidence) -> dict[str, list[EngineLine]]:

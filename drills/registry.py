@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from domain.errors import Refused
-from drills import idle, off, retry, scale_down
+from drills import engine_failure, gate, hardware, idle, off, retry, scale_down
 from drills.drill import Drill
 from drills.restart import Point, Victim, find_cell
 from drills.restart_run import restart_drill
@@ -13,14 +13,24 @@ from drills.restart_run import restart_drill
 _ORDER: Final = (
     "soft-rank",
     "soft-idle",
+    "soft-idle-wake",
     "soft-rank0",
     "consecutive",
     "pod-partial",
+    "rebuilt-after-shrink",
     "pod-empty",
+    "pod-empty-scaleup",
+    "all-unhealthy-wait",
     "all-unhealthy-fast",
     "all-unhealthy-fast-fails",
     "multi-rank",
     "multi-rank-none-left",
+    "hw-first-seen",
+    "hw-first-unseen",
+    "hw-already-removed",
+    "hw-unmappable",
+    "gate",
+    "engine-failure",
     "controller-restart",
     "feature-off",
 )
@@ -35,7 +45,9 @@ class UnknownDrill(Refused):
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
     restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
-    known = {drill.name: drill for drill in (*scale_down.DRILLS, *idle.DRILLS, *retry.DRILLS, *off.DRILLS, restarted)}
+    modules = (scale_down, idle, hardware, gate, engine_failure, retry, off)
+    every = (*(drill for module in modules for drill in module.DRILLS), restarted)
+    known = {drill.name: drill for drill in every}
     return {name: known[name] for name in _ORDER}
 
 

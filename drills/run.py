@@ -229,6 +229,7 @@ class _Run:
             replay=Replay(),
             orphans=(),
             killed=frozenset(scene.killed),
+            last_injection=scene.injected[-1][0] if scene.injected else None,
         )
 
     def _report(self, scene: Scene, evidence: Evidence) -> DrillReport:

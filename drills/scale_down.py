@@ -3,8 +3,11 @@
 from typing import Final
 
 from domain.engine import EngineStatus
+from domain.messages.round import RoundReason
 from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.injections import misbehave
 from drills.scene import Scene
+from stack.record import EventKind
 
 BETWEEN_ROUNDS_SEC: Final = 6.5
 """Longer than set_interval_sec: at least one periodic SET comes between two rounds."""
@@ -49,6 +52,27 @@ async def pod_empty(scene: Scene) -> None:
     scene.kill_workers(2, 3)
     await scene.until_shrunk([2, 3])
     await scene.until_heartbeat_taken("node-manager-1", ranks=0)
+    await scene.linger(LIFE_AFTER_SEC)
+
+
+async def pod_empty_scaleup(scene: Scene) -> None:
+    """The emptied Pod is stopped; it comes back as Kubernetes brings it, and is held."""
+    scene.kill_workers(2, 3)
+    await scene.until_shrunk([2, 3])
+    await scene.until(
+        "the emptied Pod was stopped",
+        lambda: any(event.event is EventKind.EXITED and event.name == "node-manager-1" for event in scene.stack.events()),
+        within_sec=30.0,
+    )
+    await scene.linger(LIFE_AFTER_SEC)
+
+
+async def rebuilt_after_shrink(scene: Scene) -> None:
+    """The first round succeeds; in the second an engine refuses the command."""
+    await one_rank(scene, 1)
+    await misbehave(scene, "apply-400", 0)
+    scene.kill_workers(2)
+    await scene.until_rebuilt()
     await scene.linger(LIFE_AFTER_SEC)
 
 
@@ -142,6 +166,28 @@ DRILLS: Final = (
             losses=((2, 3),),
             masters=(0,),
             kept_pods=("node-manager-0", "node-manager-1"),
+        ),
+    ),
+    Drill(
+        name="pod-empty-scaleup",
+        summary="The same with scale-up on: the emptied Pod is stopped, once, and the survivors serve on.",
+        spec=local_spec("pod-empty-scaleup", enable_dp_scale_up=True),
+        act=pod_empty_scaleup,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE,
+            losses=((2, 3),),
+            masters=(0,),
+            kept_pods=("node-manager-0",),
+            stopped_pods=("node-manager-1",),
+        ),
+    ),
+    Drill(
+        name="rebuilt-after-shrink",
+        summary="Rank 1 is removed; when rank 2 dies an engine refuses the command: all four ranks serve again, rebuilt.",
+        spec=local_spec("rebuilt-after-shrink"),
+        act=rebuilt_after_shrink,
+        expected=Expectation(
+            outcome=Outcome.REBUILT, may_apply=True, endings=(RoundReason.COMMITTED, RoundReason.APPLY_REFUSED), aborted=True
         ),
     ),
 )

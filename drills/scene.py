@@ -238,9 +238,13 @@ class Scene:
                 return process.name
         raise ProcessLookupError(f"pid {pid} is none of the installation's own processes")
 
+    def commands(self) -> int:
+        """How many commands have reached engines so far."""
+        return len(applies(self.engine_lives()))
+
     async def until_applied(self, count: int = 1, within_sec: float = 60.0) -> None:
         """At least `count` commands have reached engines."""
-        await self.until(f"{count} commands at engines", lambda: len(applies(self.engine_lives())) >= count, within_sec)
+        await self.until(f"{count} commands at engines", lambda: self.commands() >= count, within_sec)
 
     async def until(self, what: str, holds: Callable[[], bool], within_sec: float) -> None:
         """Wait for something. Raises NotSeen."""

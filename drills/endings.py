@@ -1,0 +1,61 @@
+"""Judges how rounds ended: their reasons, the gate's codes, their verdicts, what was stopped, and what stayed quiet."""
+
+from collections import Counter
+
+from domain.messages.round import RoundReason
+from domain.observations import VerdictSeen
+from drills.drill import Expectation
+from drills.evidence import Evidence
+from drills.outcome import Check
+from stack.record import EventKind
+
+
+def rounds_ended(evidence: Evidence, expected: Expectation) -> Check:
+    """Each round ended for the reason that was provoked, and there were no others."""
+    found = [report.reason for report in evidence.reports]
+    faults = [] if found == [*expected.endings] else [f"rounds ended with {list(found)}, expected {list(expected.endings)}"]
+    told = "; ".join(f"{report.reason}: {report.detail}" for report in evidence.reports)
+    return Check.of("how the rounds ended", len(found), [f"{fault} ({told})" for fault in faults], told)
+
+
+def gate_codes(evidence: Evidence, expected: Expectation) -> Check:
+    """The gate refused each round with exactly the code of what was missing."""
+    found = [report.gate.reason_codes if report.gate is not None else () for report in evidence.reports]
+    faults = [f"refused with {found}, expected {list(expected.gates)}"] if found != [*expected.gates] else []
+    return Check.of("gate codes", len(found), faults, ", ".join(code for codes in found for code in codes))
+
+
+def aborted(evidence: Evidence, _expected: Expectation) -> Check:
+    """A round that failed was aborted by the NodeManagers it had guarded, and none of them committed it."""
+    verdicts = [event for event in evidence.observed.events if isinstance(event, VerdictSeen)]
+    failed = [report for report in evidence.reports if report.reason is not RoundReason.COMMITTED]
+    faults: list[str] = []
+    for report in failed:
+        own = {verdict.committed for verdict in verdicts if verdict.request_id == report.request_id}
+        if own != {False}:
+            words = "no NodeManager took a verdict" if not own else "a NodeManager committed"
+            faults.append(f"{report.request_id} ({report.reason}): {words}")
+    return Check.of("failed rounds aborted", len(failed), faults, f"{len(failed)} rounds failed, each was aborted")
+
+
+def pods_stopped_once(evidence: Evidence, expected: Expectation) -> Check:
+    """These Pods' NodeManagers ended exactly once."""
+    ends = Counter(event.name for event in evidence.stack_events if event.event is EventKind.EXITED)
+    faults = [f"{name} ended {ends[name]} times" for name in expected.stopped_pods if ends[name] != 1]
+    return Check.of("Pod stopped once", len(expected.stopped_pods), faults, f"{', '.join(expected.stopped_pods)} ended once")
+
+
+def quiet_after(evidence: Evidence, _expected: Expectation) -> Check:
+    """No Coordinator was told another view after the last injection; the SETs meanwhile repeat what is known."""
+    begin = evidence.last_injection if evidence.last_injection is not None else float("inf")
+    faults, judged = [], 0
+    for name, lines in evidence.view_lines.items():
+        before = [line for line in lines if line.mono < begin and line.applied]
+        served = before[-1].ranks or () if before else ()
+        judged += len(before)
+        faults += [
+            f"{name} was told {list(line.ranks or ())} {line.mono - begin:.2f} s after the last injection"
+            for line in lines
+            if line.mono >= begin and line.applied and (line.ranks or ()) != served
+        ]
+    return Check.of("nothing starts", judged, faults, f"no other view for {evidence.ended_at - begin:.1f} s")
