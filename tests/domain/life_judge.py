@@ -48,7 +48,7 @@ A_COMPLETE_GROUP_IS_REBUILT = AFTER_A_FAILURE | {
 
 
 class Life(RuleBasedStateMachine):
-    """One instance, and what the world knows of it. `must_rebuild`: a strategy failed (I9)."""
+    """One instance, and what the world knows of it. `removed`: by the engines themselves. `must_rebuild`: a strategy failed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +60,7 @@ class Life(RuleBasedStateMachine):
         self.sent: list[Report] = []
         self.dead_once: set[int] = set()
         self.published: dict[int, tuple[int, ...]] = {}
+        self.removed: set[int] = set()
         self.used_ids: set[str] = set()
         self.used_generations: set[int] = set()
         self.order: Order | None = None
@@ -108,6 +109,7 @@ class Life(RuleBasedStateMachine):
         state, served = self.here, set(self.here.view.ranks)
         assert served <= set(state.topology.ranks), "I3"
         assert not served & set(state.dead_committed), "I5: a removed rank is wanted in the view"
+        assert state.strategy is not None or not served & self.removed, "I5: a rank is served that its group removed"
         record = state.record(None, self.now)
         assert not record.can_serve or (record.phase in SERVING_PHASES and record.serving_published), "I6"
         assert not set(record.pending_removed_ranks) & set(record.dead_committed), "I4"

@@ -9,10 +9,15 @@ from hypothesis.stateful import precondition, rule
 from domain.decision import Action, Decision, DecisionReason, decide
 from domain.engine import EngineStatus, RankEntry
 from domain.hardware import RECOVERY_LEVELS
+from domain.instance import InstanceState
+from domain.instance import Life as PartOfLife
+from domain.learning import after_journals, seeded
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.messages.strategy import (
     FastRecoveryOrder,
     FastRecoveryReport,
+    FreshLookResult,
+    JournalsResult,
     ReconfigurationOrder,
     ReconfigurationReason,
     ReconfigurationReport,
@@ -28,7 +33,7 @@ from domain.messages.strategy import (
 from domain.runtime import SERVING_PHASES, FtPhase, may_follow
 from domain.situation import Case
 from domain.strategy_life import after_loss, took_commit, took_end, took_progress
-from domain.strategy_start import STARTING, Order, start
+from domain.strategy_start import STARTING, Order, attach, start
 from tests.domain.instance_factories import D, H
 from tests.domain.life_judge import A_COMPLETE_GROUP_IS_REBUILT, AFTER_A_FAILURE, ALL_RANKS, Life, rarely
 
@@ -63,6 +68,8 @@ class Strategies(Life):
 
     def turn(self) -> None:
         """Decide and act until it waits, as the workflow's loop does."""
+        if self.here.life is PartOfLife.LEARNING:
+            self.learn()
         if not any(self._turn() for _ in range(TURNS_UNTIL_REST)):
             raise AssertionError("it does not come to rest")
 
@@ -73,6 +80,8 @@ class Strategies(Life):
         self.become(state.handling(decision.handled))
         waits = self._acts_not(decision)
         self.become(self.here.following(decision))
+        if waits and self.here.phase is FtPhase.RECONFIGURING:
+            assert self.here.strategy is not None or self.here.owed is not None, "I11: withdrawn, and nobody is waited for"
         if waits and self.here.strategy is None and self.here.phase in SERVING_PHASES and not self.here.automation_off:
             served = set(self.here.view.ranks)
             assert served == (set() if decision.withdraw else set(self.here.active)), "it rests and serves something else"
@@ -200,8 +209,11 @@ class Strategies(Life):
     @runs(RoundOrder, committed=False)
     @rule(told=st.booleans())
     def the_round_commits(self, told: bool) -> None:
+        order = self._order()
+        assert isinstance(order, RoundOrder)
         self._withdraw()
         self.committed = True
+        self.removed.update(self._cumulative(order))
         if told:
             self._commit()
 
@@ -236,6 +248,43 @@ class Strategies(Life):
         self.order = None
         self.become(after_loss(self.here, "it ended without a word", self.now))
         assert self.here.strategy is None
+
+    @rule(really=rarely, late=st.booleans(), finalized=st.booleans())
+    def the_fault_manager_forgets_everything(self, really: bool, late: bool, finalized: bool) -> None:
+        """Terminated and started anew: it asks the journals. `late`: they do not know yet of the strategy that runs."""
+        if not really:
+            return
+        before, order = self.here, self.order
+        unknown = self._cumulative(order) if isinstance(order, RoundOrder) and self.committed and not finalized else ()
+        journals = self._journals(
+            highest_generation=before.generation - (order is not None and late),
+            dead_committed=tuple(sorted(self.removed - (set(unknown) - set(before.dead_committed)))),
+        )
+        state = InstanceState(instance_id=7, topology=before.topology, config=before.config)
+        if order is not None:
+            state = attach(seeded(state, journals), KINDS[type(order)], order.generation, self.now)
+        self.state = after_journals(state, journals, self._fresh_look(), self.now)
+        self.become(self.state)  # revisions that nobody was told are forgotten rightly
+
+    def learn(self) -> None:
+        """What was attached to has ended and changed nothing: the journals are asked once more."""
+        self.become(after_journals(self.here, self._journals(), self._fresh_look(), self.now), commits=True)
+
+    def _journals(self, **changes: Any) -> JournalsResult:
+        newest = max(self.published)
+        fields: dict[str, Any] = {
+            "highest_generation": self.here.generation,
+            "dead_committed": tuple(sorted(self.removed)),
+            "view_revision": newest,
+            "published_ranks": self.published[newest],
+            **changes,
+        }
+        return JournalsResult(complete=True, started=True, **fields)
+
+    def _fresh_look(self) -> FreshLookResult:
+        """The engines say what they said before."""
+        alive = (rank for rank in ALL_RANKS if rank not in self.removed)
+        return FreshLookResult(looked={rank: self.entry(rank, self.here.evidence.of(rank).status) for rank in alive})
 
     # Ends.
 
@@ -330,6 +379,7 @@ class Strategies(Life):
         ranks = self.here.active if relaunch else ALL_RANKS
         self.group += 1
         self.dead_once.clear()
+        self.removed = set(before) if relaunch else set()
         self._withdraw()
         changes = {
             **self._added(ranks, published),

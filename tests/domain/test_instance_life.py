@@ -1,8 +1,9 @@
 """A longer life of one instance, in pure domain terms: hypothesis plays the world, `decide` and the state answer it.
 
 The world reports faults and takes them back, late, twice and for ranks that are gone; cards fail and are mended; rounds,
-recoveries and rebuilds report, commit, end in every way or fall silent; heartbeats are lost and persons give orders. After
-each move the invariants of acceptance B are judged as far as they concern the state alone:
+recoveries and rebuilds report, commit, end in every way or fall silent; heartbeats are lost, persons give orders, and the
+FaultManager forgets everything and asks the journals. After each move the invariants of acceptance B are judged as far as
+they concern the state alone:
 
 | invariant | judged here as |
 |---|---|
@@ -32,6 +33,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from domain import instance
 from domain.decision import Action, Decision, DecisionReason, decide
 from domain.instance import InstanceState
+from domain.messages.round import RoundReason
 from domain.runtime import FtPhase
 from domain.strategy_life import took_commit, took_end, took_progress
 from domain.strategy_start import start
@@ -67,6 +69,71 @@ def test_an_instance_keeps_its_invariants_through_a_long_life() -> None:
 @pytest.mark.soak
 def test_many_instances_keep_their_invariants_through_longer_lives() -> None:
     live(2_000, 150, same_every_time=False)
+
+
+def _a_rank_dies(life: InstanceLife) -> None:
+    life.a_rank_dies_under_traffic(rank=1)
+
+
+def _all_notice(life: InstanceLife) -> None:
+    life.everybody_notices_something()
+
+
+def _an_l2_comes(life: InstanceLife) -> None:
+    life.hardware_fails(node="node-10.0.0.1", code="0x00F1FEF5", card="Ascend910-0", level="L2")
+
+
+Move = Callable[[InstanceLife], None]
+TAKEN_OVER: dict[str, tuple[dict[str, Any], Move, Move, FtPhase]] = {
+    "a round that succeeds": (
+        {},
+        _a_rank_dies,
+        lambda life: life.the_round_goes_well_to_its_end(told=False),
+        FtPhase.SCALED_DOWN_RUNNING,
+    ),
+    "a round that is abandoned": ({}, _a_rank_dies, lambda life: life.the_round_is_abandoned(), FtPhase.NORMAL),
+    "a fast recovery that succeeds": (
+        {"enable_fast_recovery": True},
+        _all_notice,
+        lambda life: life.the_fast_recovery_succeeds(published=True),
+        FtPhase.NORMAL,
+    ),
+    "a token reinference that heals": ({}, _an_l2_comes, lambda life: life.the_reinference_ends(healed=True), FtPhase.NORMAL),
+    "a token reinference without a word": (
+        {},
+        _an_l2_comes,
+        lambda life: life.the_strategy_falls_silent(really=True),
+        FtPhase.NORMAL,
+    ),
+    "a relaunch that succeeds": (
+        {"enable_dp_scale_down": False},
+        _a_rank_dies,
+        lambda life: life.the_engines_are_started_anew(published=True),
+        FtPhase.NORMAL,
+    ),
+    "a round that fails": (
+        {},
+        _a_rank_dies,
+        lambda life: life.the_round_fails(reason=RoundReason.APPLY_UNKNOWN),
+        FtPhase.RECONFIGURING,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_OVER)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_fault_manager_without_memory_takes_over_what_runs_and_its_end(what: str, late: bool) -> None:
+    """It ends where one with memory would have ended; it is never left withdrawn with nobody to wait for."""
+    changes, begins, ends, phase = TAKEN_OVER[what]
+    life = InstanceLife()
+    life.assemble(changes=changes)
+    begins(life)
+    life.the_fault_manager_turns_and_the_state_is_sound()
+    life.the_fault_manager_forgets_everything(really=True, late=late, finalized=not late)
+    life.the_fault_manager_turns_and_the_state_is_sound()
+    ends(life)
+    life.the_fault_manager_turns_and_the_state_is_sound()
+    assert life.here.phase is phase
 
 
 # What is broken on purpose must be noticed.
