@@ -38,3 +38,23 @@ def test_while_a_finalize_is_pending_both_sets_pass() -> None:
     late = record(FtPhase.SCALED_DOWN_RUNNING, dead=(1,), pending_finalize=("10.0.0.1:1026",))
     assert may_name({0, 1}, {0, 1}, late)
     assert may_name({0, 1}, {0}, late)
+
+
+@pytest.mark.parametrize(("named", "passes"), [({0, 1}, True), ({0}, False), (set(), False), ({0, 1, 2}, False)])
+def test_where_nothing_was_ever_removed_only_the_complete_set_will_do(named: set[int], passes: bool) -> None:
+    assert may_name({0, 1}, named, record(FtPhase.NORMAL)) is passes
+
+
+@pytest.mark.parametrize(
+    "phase", [FtPhase.DECIDING, FtPhase.WAITING_ENGINE_FAULT, FtPhase.SCALING_DOWN, FtPhase.POST_SCALE_CLEANUP]
+)
+def test_while_a_round_runs_a_pod_may_know_of_its_end_already_or_not_yet(phase: FtPhase) -> None:
+    under_way = record(phase, pending_removed_ranks=(1,))
+    assert may_name({0, 1}, {0, 1}, under_way)
+    assert may_name({0, 1}, {0}, under_way)
+    assert not may_name({0, 1}, {1}, under_way)
+    assert not may_name({0, 1}, set(), under_way)
+
+
+def test_a_headless_pod_names_nobody() -> None:
+    assert may_name(set(), set(), record(FtPhase.NORMAL))
