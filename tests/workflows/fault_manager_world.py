@@ -71,7 +71,7 @@ from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
 from workflows.instance_registry import InstanceRegistry
 
-PATIENCE_SEC = 15.0
+PATIENCE_SEC = 45.0
 HEALTHY, DEAD, UNHEALTHY = 0, 1, 2
 
 
@@ -181,7 +181,7 @@ class World:
             id=fault_manager_id(self.instance_id),
             task_queue=self.task_queue,
             task_timeout=timedelta(seconds=2),
-            execution_timeout=timedelta(seconds=120),
+            execution_timeout=timedelta(seconds=300),
         )
 
     async def record(self) -> RuntimeRecord:
