@@ -5,6 +5,8 @@ import asyncio
 import sys
 from collections.abc import Mapping
 
+import httpx
+
 from bench.figures import Spread
 from bench.idle import IdleReport, bench_idle
 from bench.rounds import RoundsReport, bench_rounds
@@ -24,6 +26,9 @@ def main() -> int:
             print(idle.model_dump_json() if given.json else _idle_text(idle), flush=True)
     except AutotomyError as error:
         print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except httpx.HTTPError as error:
+        print(f"bench: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

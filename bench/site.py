@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ FIRST_ID: Final = 1
 _MODEL: Final = "light"
 _SERVES_SEC: Final = 300.0
 _LOOK_SEC: Final = 0.02
+_AGAIN_SEC: Final = 0.2
+_AT_ONCE: Final = 8
+"""Declarations at a time: a workflow takes ten updates at once."""
+
 _EPISODES: Final = TypeAdapter(list[Episode])
 
 
@@ -166,22 +171,32 @@ class Site:
 
     async def declare_all(self) -> None:
         """Declares every instance and returns when all are served. Raises Transient where that takes over five minutes."""
-        for batch in (self.declared[i : i + 20] for i in range(0, len(self.declared), 20)):
+        for batch in (self.declared[i : i + _AT_ONCE] for i in range(0, len(self.declared), _AT_ONCE)):
             await asyncio.gather(*(self._declare(topology) for topology in batch))
             await asyncio.gather(*(self.views.until(t.instance_id, t.ranks, _SERVES_SEC) for t in batch))
 
     async def _declare(self, topology: Topology) -> None:
         declaration = InstanceDeclaration.model_validate(topology.model_dump(exclude={"instance_id"}))
         url = f"{self.stack.addresses.controller_url}/controller/instances/{topology.instance_id}"
-        reply = await self.http.put(url, json=declaration.model_dump(mode="json"))
-        reply.raise_for_status()
+        await self._asked("PUT", url, declaration.model_dump(mode="json"))
+
+    async def _asked(self, method: str, url: str, body: JsonValue) -> None:
+        """Repeated while the Controller is too busy (503). Raises Transient, with its words, where it does not take it."""
+        deadline = time.monotonic() + _SERVES_SEC
+        while True:
+            reply = await self.http.request(method, url, json=body)
+            if reply.status_code == httpx.codes.OK:
+                return
+            if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                raise Transient(f"{method} {url}: HTTP {reply.status_code} {reply.text[:300]}")
+            await asyncio.sleep(_AGAIN_SEC)
 
     async def rebuild(self, topology: Topology) -> None:
         """All ranks again: the engines are fresh, the Controller rebuilds the instance."""
         if not self.shape.light:
             await self.light.reset(topology.instance_id)
         url = f"{self.stack.addresses.controller_url}/controller/instances/{topology.instance_id}/reconfigure"
-        (await self.http.post(url, json={"force": True, "why": "benchmark"})).raise_for_status()
+        await self._asked("POST", url, {"force": True, "why": "benchmark"})
         await self.views.until(topology.instance_id, topology.ranks, _SERVES_SEC)
 
     async def record(self, instance_id: int) -> dict[str, JsonValue]:
