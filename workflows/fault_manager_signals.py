@@ -124,6 +124,9 @@ def _stamped(values: list[Any], now: float) -> tuple[dict[str, Any], float]:
 def _on_hardware(state: InstanceState, values: list[Any], now: float) -> InstanceState:
     body, received_at = _stamped(values, now)
     report = _parsed(HardwareFaultReport, [body])
+    nodes = [place.node_name for place in state.topology.node_managers]
+    if report.node_name not in nodes and all(nodes):
+        raise SignalRefused(f"instance {state.instance_id} has no Pod on node {report.node_name!r}")
     fault = observed_fault(
         state.topology, report.node_name, report.fault_code, report.npu_name, report.level, received_at, report.source
     )

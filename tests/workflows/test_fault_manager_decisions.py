@@ -163,6 +163,9 @@ async def test_a_listed_l2_is_waited_for_once_and_its_failure_leaves_the_rules_t
 
 async def test_hardware_that_the_engines_do_not_perceive_ends_in_a_rebuild_and_is_handled(temporal_client: Client) -> None:
     async with serving(temporal_client, config(hardware_ft_correlation_window_sec=1.0)) as world:
+        await world.signal("report_hardware_fault", {"node_name": "node-9", "fault_code": "80E24E00", "level": "L6"})
+        record = await world.until(lambda r: r.rejected_signals, "refused")
+        assert "no Pod on node 'node-9'" in record.rejected_signals[-1].reason
         await hardware(world)
         record = await world.until(lambda r: r.waiting is not None, "waiting")
         assert record.waiting is not None
