@@ -34,7 +34,8 @@ async def _one(traffic: TrafficClient, http: httpx.AsyncClient, number: int, sto
     due_at = time.monotonic() + number / REQUESTS_PER_SEC
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), max(0.0, due_at - time.monotonic()))
+            async with asyncio.timeout(max(0.0, due_at - time.monotonic())):
+                await stop.wait()
             return
         await traffic.send(http)
         due_at = max(due_at + period_sec, time.monotonic())

@@ -13,6 +13,9 @@ SURVIVORS: Final = tuple(rank for rank in range(RANKS) if rank != VICTIM)
 CLIENTS: Final = 16
 REQUESTS_PER_SEC: Final = 16.0
 THRESHOLD: Final = 3
+GIVES_UP_AT: Final = 120.0
+"""A rank that was not recovered exits so long after its own fault; the victim's fault is the kill."""
+
 _SHORTEST_BOUND_SEC: Final = 2.0
 
 
@@ -74,7 +77,7 @@ class Clock(Strict):
     kill_at: float = 60.0
     scale_down_at: float = 32.0
     sample_at: float = 125.0
-    server_gives_up: float = 120.0
+    server_gives_up: float = GIVES_UP_AT
     detection: float = 30.0
     recovery: float = 3.0
     probe_interval: float = 5.0

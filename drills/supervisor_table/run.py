@@ -114,6 +114,7 @@ class _Run:
             await self._until_stock_would_have_acted(where)
             await self._sample(where)
             await self._until(self.clock.observe_until)
+            await self._let_it_end(where)
         self.left = await where.stop()
         self.lives = where.pool_a.lives()
         self.views = tuple(read_view_log(where.view_log))
@@ -141,6 +142,12 @@ class _Run:
     @staticmethod
     def _victim_exit(pool: Pool) -> float | None:
         return pool.lives()[VICTIM].ended_at
+
+    async def _let_it_end(self, where: Site) -> None:
+        """A pool that stops itself gets the time for it, so that its exit code is its own."""
+        pool = where.pool_a
+        if pool.stop_reason is not None:
+            await where.until("the stopped pool's supervisor ends", lambda: pool.ended_at is not None, _GIVE_UP_SEC)
 
     async def _sample(self, where: Site) -> None:
         pool = where.pool_a
