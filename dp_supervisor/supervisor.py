@@ -149,7 +149,8 @@ class DpSupervisor:
 
     async def _wait_for_exit(self, limit_sec: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exit_seen.wait(), limit_sec)
+            async with asyncio.timeout(limit_sec):  # wait_for would swallow a cancel that meets the exit
+                await self._exit_seen.wait()
 
     def _tell_changes(self, before: Standing, now: Standing) -> None:
         for rank in sorted(set(now.removed) - set(before.removed)):

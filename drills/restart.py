@@ -167,6 +167,27 @@ def cells() -> Iterator[Cell]:
                         yield Cell(victim=victim, point=point, how=how)
 
 
+CHOSEN: Final = (
+    Cell(victim=Victim.WORKER, point=Point.AFTER_GUARD),
+    Cell(victim=Victim.SURVIVORS_NODE_MANAGER, point=Point.APPLY_READY),
+    Cell(victim=Victim.DEAD_RANKS_NODE_MANAGER, point=Point.AFTER_DEL),
+    Cell(victim=Victim.TEMPORAL, point=Point.MID_APPLY),
+    Cell(victim=Victim.WORKER, point=Point.AFTER_202),
+    Cell(victim=Victim.API, point=Point.RECOVERING),
+    Cell(victim=Victim.WORKER_AND_NODE_MANAGER, point=Point.COMMIT_POINT),
+    Cell(victim=Victim.COORDINATOR, point=Point.FINALIZE_RECORDED),
+    Cell(victim=Victim.API_AND_COORDINATOR, point=Point.BEFORE_ADD),
+    Cell(victim=Victim.WORKER_AND_TEMPORAL, point=Point.AFTER_ADD),
+    Cell(victim=Victim.ONE_OF_TWO_WORKERS, point=Point.APPLY_READY),
+    Cell(victim=Victim.ONE_OF_TWO_WORKERS, point=Point.AFTER_202),
+    Cell(victim=Victim.ONE_OF_TWO_WORKERS, point=Point.FINALIZE_RECORDED),
+    Cell(victim=Victim.WORKER, point=Point.RECOVERING, how=How.STOP),
+    Cell(victim=Victim.COORDINATOR, point=Point.AFTER_DEL, how=How.STOP),
+    Cell(victim=Victim.SURVIVORS_NODE_MANAGER, point=Point.MID_APPLY),
+)
+"""Every victim and nearly every point, for each run of the tests; `--all` has the rest."""
+
+
 def find_cell(victim: str, at: str, how: How = How.KILL) -> Cell:
     """The combination with these words. Raises UnknownCell."""
     if victim not in set(Victim):

@@ -52,7 +52,7 @@ def tasks(chosen: Sequence[Cell], named: Sequence[Unknown]) -> list[Task]:
 async def run_restart_table(out: Path, *, side_by_side: int, resume: bool, only: str, stream: TextIO = sys.stdout) -> int:
     """Run every cell whose words contain `only`; exit code 0 when all have passed."""
     stamp = _next_run(out, resume=resume)
-    done = _passed_before(out) if resume else frozenset()
+    done = passed_before(out) if resume else frozenset()
     chosen = [cell for cell in cells() if only in str(cell) and str(cell) not in done]
     named = [name for name in Unknown if only in f"--cell {name}" and f"--cell {name}" not in done]
     todo = tasks(chosen, named)
@@ -90,7 +90,8 @@ def _next_run(out: Path, *, resume: bool) -> int:
     return len(list(out.glob("run-*"))) + 1
 
 
-def _passed_before(out: Path) -> frozenset[str]:
+def passed_before(out: Path) -> frozenset[str]:
+    """The cells that earlier runs below `out` have passed."""
     path = out / RESULTS
     if not path.exists():
         return frozenset()

@@ -275,7 +275,8 @@ class Engine:
         self._looks.append(answer)
         self.worker.say(pipe.Look())
         try:
-            return await asyncio.wait_for(answer, 1.0)
+            async with asyncio.timeout(1.0):
+                return await answer
         except TimeoutError:
             return None
 
