@@ -25,7 +25,8 @@ from domain.runtime import FtPhase
 from domain.watch import Question
 
 _LOOK_SEC: Final = 5.0
-"""How long one look may wait before it is judged whether waiting still makes sense."""
+_LOOKS: Final = 20
+"""A look waits at least so long, and for a twentieth of the whole: then it is judged whether waiting still makes sense."""
 
 
 class ReinferencePorts(Protocol):
@@ -39,6 +40,9 @@ class ReinferencePorts(Protocol):
 
     def progress(self, report: StepReport) -> None:
         """Tell the FaultManager; not awaited, may arrive late or never."""
+
+    async def pause(self, seconds: float, why: str) -> None:
+        """Lets this time pass; returns early once a stop is requested."""
 
     async def await_ready(self, call: EnginesReadyCall) -> EnginesReadyResult: ...
 
@@ -72,7 +76,9 @@ class _Wait:
         self._order = order
         self._ports = ports
         self._config = order.config.dp_scale_down_config
-        self._deadline_at = self.began_at + order.config.token_reinference_deadline_sec
+        within_sec = order.config.token_reinference_deadline_sec
+        self._deadline_at = self.began_at + within_sec
+        self._look_sec = max(_LOOK_SEC, within_sec / _LOOKS)
         self._steps = 0
 
     async def until_healed(self) -> tuple[ReinferenceReason, str]:
@@ -83,7 +89,8 @@ class _Wait:
         self._say(f"ranks {list(order.ranks)} may heal by themselves: {order.why}")
         while True:
             over = self._ports.now() >= self._deadline_at
-            waiting = await self._look(min(self._deadline_at, self._ports.now() + _LOOK_SEC))
+            looked_at = self._ports.now()
+            waiting = await self._look(min(self._deadline_at, looked_at + self._look_sec))
             if not waiting:
                 waiting = await self._proof()
             stop = self._ports.stop_requested()
@@ -96,6 +103,9 @@ class _Wait:
                 return ReinferenceReason.HEALED, ""
             if over:
                 return ReinferenceReason.NOT_HEALED_IN_TIME, "; ".join(f"rank {r}: {why}" for r, why in sorted(waiting.items()))
+            early_sec = min(self._deadline_at, looked_at + self._look_sec) - self._ports.now()
+            if early_sec > 0:  # healthy, but without a completion
+                await self._ports.pause(early_sec, "before the next look")
 
     async def _proof(self) -> dict[int, str]:
         """A completion on each, and a look after it; without the FT routes there is nobody to ask for one."""

@@ -1,6 +1,6 @@
-"""The ports of a rebuild or relaunch, with Temporal behind them: each call is one activity that can be read in the Web UI.
+"""The ports of a rebuild, a relaunch or a wait for self-healing: each call is one activity that can be read in the Web UI.
 
-The logic is in `domain.rebuild`. A wish to stop ends the waits, and an ended wait gives an empty result.
+The logic is in `domain.rebuild` and `domain.reinference`. A wish to stop ends the waits, and an ended wait gives an empty result.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class RebuildActivityPorts:
-    """`domain.rebuild.RebuildPorts` of one strategy, whose status shows each call and each step."""
+    """`RebuildPorts` and `ReinferencePorts` of one strategy, whose status shows each call and each step."""
 
     def __init__(self, shell: StrategyShell[Any]) -> None:
         self._shell = shell
@@ -43,6 +43,11 @@ class RebuildActivityPorts:
     def progress(self, report: StepReport) -> None:
         self._shell.stepped(report)
         self._shell.reporter.progress(report)
+
+    async def pause(self, seconds: float, why: str) -> None:
+        summary = f"wait {seconds:g} s: {why}"
+        self._shell.called(summary)
+        await self._shell.stop.pause(seconds, summary)
 
     async def push_view(self, call: ViewCall) -> ViewResult:
         what = f"ADD ranks {_listed(call.ranks)} at" if call.ranks else "DEL from"

@@ -5,7 +5,6 @@ activity without a result becomes an `AutotomyError`, which they know how to jud
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
@@ -87,8 +86,7 @@ class ActivityPorts:
     async def pause(self, seconds: float, why: str) -> None:
         summary = f"wait {seconds:g} s: {why}"
         self._on_call(summary)
-        with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(self.stop_requested, timeout=timedelta(seconds=seconds), timeout_summary=summary)
+        await self._stop.pause(seconds, summary)
 
     async def guard(self, call: GuardCall) -> GuardResult:
         summary = f"guard {len(call.must) + len(call.may_be_absent)} NodeManagers for {call.lease_sec:g} s"

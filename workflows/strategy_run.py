@@ -14,6 +14,7 @@ is noted, and travels with the next change that matters.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar
@@ -133,6 +134,11 @@ class StopWish:
             return otherwise
         finally:
             self._waits.discard(handle)
+
+    async def pause(self, seconds: float, summary: str) -> None:
+        """Lets this time pass, or less once the wish is made."""
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(lambda: self.made, timeout=timedelta(seconds=seconds), timeout_summary=summary)
 
     async def until_done(self, task: "asyncio.Task[R]") -> R:
         """Main waits with this: the workflow's cancellation becomes a wish, and the waiting goes on.
