@@ -1,7 +1,8 @@
 """All ranks are UNHEALTHY and none is DEAD: nobody has to leave, the engines retry in place (acceptance A).
 
 A worker process that stands still longer than the communication timeout does it: its peers give the step up, and when it
-goes on, it finds its own step too late.
+goes on, it finds its own step too late. The engines that succeed speak the legacy dialect, as released vLLM does: they know
+`retry` alone, and make their own request ids.
 """
 
 import os
@@ -9,7 +10,7 @@ import signal
 import time
 from typing import Final
 
-from domain.engine import EngineStatus
+from domain.engine import Dialect, EngineStatus
 from drills.drill import Drill, Expectation, Outcome, local_spec
 from drills.engine_log import all_lines
 from drills.scene import Scene
@@ -61,8 +62,13 @@ async def failing(scene: Scene) -> None:
 DRILLS: Final = (
     Drill(
         name="all-unhealthy-fast",
-        summary="A worker stands still: all ranks UNHEALTHY, none DEAD. The engines retry in place, all ranks serve again.",
-        spec=local_spec("unhealthy-fast", enable_fast_recovery=True, fast_recovery_stability_sec=STABILITY_SEC),
+        summary="Engines as released: a worker stands still, all ranks UNHEALTHY, none DEAD; they retry in place and serve again.",
+        spec=local_spec(
+            "unhealthy-fast",
+            EngineSpec(dialect=Dialect.LEGACY, detection_sec=2.0, recovery_sec=1.0),
+            enable_fast_recovery=True,
+            fast_recovery_stability_sec=STABILITY_SEC,
+        ),
         act=retried,
         expected=Expectation(outcome=Outcome.IN_PLACE, retried=True, kept_pods=PODS),
     ),
