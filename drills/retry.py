@@ -62,7 +62,7 @@ async def failing(scene: Scene) -> None:
 DRILLS: Final = (
     Drill(
         name="all-unhealthy-fast",
-        summary="Engines as released: a worker stands still, all ranks UNHEALTHY, none DEAD; they retry in place and serve again.",
+        summary="Engines as released; a worker stands still: all ranks UNHEALTHY, none DEAD. They retry and serve again.",
         spec=local_spec(
             "unhealthy-fast",
             EngineSpec(dialect=Dialect.LEGACY, detection_sec=2.0, recovery_sec=1.0),
