@@ -154,7 +154,7 @@ class _Bench:
         """The round's own account of its stages, once the FaultManager has its end."""
         deadline = time.monotonic() + _TELLS_SEC
         while True:
-            record = await self._site.record(topology.instance_id)
+            record = await self._site.record(topology.instance_id, deadline)
             times, lost = record.get("stage_times"), record.get("dead_committed")
             over = record.get("active_strategy") is None and isinstance(lost, list) and victim in lost
             if over and isinstance(times, dict) and "publish" in times:

@@ -199,10 +199,14 @@ class Site:
         await self._asked("POST", url, {"force": True, "why": "benchmark"})
         await self.views.until(topology.instance_id, topology.ranks, _SERVES_SEC)
 
-    async def record(self, instance_id: int) -> dict[str, JsonValue]:
-        """The FT runtime record of an instance."""
+    async def record(self, instance_id: int, deadline: float) -> dict[str, JsonValue]:
+        """The FT runtime record of an instance; asked again until `deadline` (monotonic) while the Controller is too busy."""
         url = f"{self.stack.addresses.controller_url}/controller/fault_tolerance/status"
-        reply = await self.http.get(url, params={"instance_id": instance_id})
+        while True:
+            reply = await self.http.get(url, params={"instance_id": instance_id})
+            if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_AGAIN_SEC)
         reply.raise_for_status()
         record: dict[str, JsonValue] = reply.json()["data"]
         return record
