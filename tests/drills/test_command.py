@@ -62,10 +62,10 @@ def test_nothing_asked_for_is_a_usage_error() -> None:
     assert ended.value.code == 2
 
 
-def test_every_drill_shortens_timers_openly_and_keeps_scale_down_on() -> None:
+def test_every_drill_shortens_timers_openly_and_has_scale_down_on_unless_it_is_about_that() -> None:
     for drill in all_drills().values():
         assert drill.spec.non_default_timers()
-        assert drill.spec.effective_config().enable_dp_scale_down
+        assert drill.spec.effective_config().enable_dp_scale_down is not drill.expected.feature_off
 
 
 def test_restart_drill_stops_the_worker_where_its_cell_says() -> None:
