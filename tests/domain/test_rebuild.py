@@ -190,6 +190,13 @@ async def test_a_view_that_is_not_confirmed_is_said_and_is_no_failure() -> None:
         assert "not confirmed" in report.detail
 
 
+async def test_an_isolated_rebuild_succeeds_and_leaves_the_view_withdrawn() -> None:
+    report = await run_reconfiguration(order(isolated=True), Ports())
+    assert (report.succeeded, report.serving_published) == (True, False)
+    assert report.view_revision == order().view_revision + 1
+    assert "ISOLATED" in report.detail
+
+
 async def test_a_relaunch_of_nobody_is_a_bad_order() -> None:
     ports = Ports()
     report = await run_relaunch(relaunch(0, 1, 2, 3), ports)
