@@ -43,6 +43,9 @@ from domain.observations import (
 QUICK_RETURN_SEC: Final = 5.0
 """I17: processes that came back within this time are no reason to rebuild."""
 
+FIRST_SET_SEC: Final = 5.0
+"""I6: a restarted Coordinator has announced itself and taken a SET this long after its start."""
+
 LAST_LOOK_MARGIN_SEC: Final = 2.0
 """I2: a rank that died later than this before an apply may have died after the round's last look."""
 
@@ -267,9 +270,18 @@ def _published_within(views: Iterable[ViewSeen], begin: float, end: float) -> bo
 
 def _coordinator_was_down(observed: Observed, seen: PhaseSeen) -> bool:
     return any(
-        outage.process.startswith("coordinator") and outage.at <= seen.at and (outage.ended_at or seen.at) >= seen.asked_at
+        outage.process.startswith("coordinator") and outage.at <= seen.at and _routes_again_by(observed, outage) >= seen.asked_at
         for outage in observed.of(OutageSeen)
     )
+
+
+def _routes_again_by(observed: Observed, outage: OutageSeen) -> float:
+    """A Coordinator that comes back routes nothing until its first SET, which it must have soon after it began."""
+    if outage.ended_at is None:
+        return float("inf")
+    back = outage.ended_at
+    begun = (view.at for view in observed.of(ViewSeen) if view.at >= back and view.revision is None and not view.endpoints)
+    return min(begun, default=back) + FIRST_SET_SEC
 
 
 def _hardware_adds_nothing(observed: Observed) -> tuple[int, Iterable[Fault]]:

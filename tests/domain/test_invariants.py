@@ -231,6 +231,19 @@ def test_can_serve_is_excused_while_the_coordinator_itself_is_down(clean: Observ
     assert broken(changed(clean, None, down, *empty, record(112.0, "SCALED_DOWN_RUNNING", committed=frozenset({1})))) == set()
 
 
+@pytest.mark.parametrize(("asked_at", "red"), [(116.0, set()), (125.0, {Invariant.I6})])
+def test_can_serve_is_excused_until_a_restarted_coordinator_must_have_its_first_set(
+    clean: Observed, asked_at: float, red: set[Invariant]
+) -> None:
+    down = OutageSeen(at=110.0, process="coordinator", ended_at=113.0)
+    started = tuple(
+        ViewSeen(at=115.0, coordinator=name, change=ViewChange.SET, revision=None, endpoints={})
+        for name in ("coordinator-a", "coordinator-b")
+    )
+    serving = record(asked_at, "SCALED_DOWN_RUNNING", committed=frozenset({1}))
+    assert broken(changed(clean, None, down, *started, serving)) == red
+
+
 def test_nothing_observed_is_not_ok() -> None:
     unread = Observed(instance_id=7, original=frozenset({0, 1}), events=(), ended_at=1.0)
     assert [judgement.ok for judgement in check_all(unread)] == [False] * len(Invariant)
