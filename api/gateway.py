@@ -171,6 +171,10 @@ class Gateway:
 
         await self._bounded(begin)
 
+    async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Anything else that changes nothing. Raises WorkflowUnknown, and HttpError 503."""
+        return await self._bounded(question)
+
     async def _recorded(self, effect: str, call: Callable[[Client], Awaitable[T]]) -> T:
         """A call that changes a history, with failpoints `api.<effect>.before|after` around it."""
         await failpoint(f"api.{effect}.before")

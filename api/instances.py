@@ -10,7 +10,6 @@ from api.explain import explained
 from api.gateway import UpdateRefused, WorkflowUnknown, stamp
 from api.state import Api, unknown
 from api.status import assembling_record
-from domain.config import FaultToleranceConfig
 from domain.messages.controller import InstanceDeclaration, TerminateRequest
 from domain.messages.strategy import (
     DECLARE_UPDATE,
@@ -39,6 +38,7 @@ from domain.model import Strict
 from domain.plan import Plan, PlanRequest
 from domain.topology import Topology
 from service.http import HttpError, HttpReason, invalid, success
+from service.registry_memory import from_fault_managers, registry_start_after
 
 InstanceId = Annotated[int, Path(ge=0)]
 
@@ -163,24 +163,12 @@ async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> Re
 
 
 async def registry_start(api: Api) -> RegistryStart:
-    """What a registry starts with: what one that was terminated knew last; nothing where there never was one."""
+    """What a registry starts with where none runs: what is remembered of the one before it. Raises HttpError 503."""
     try:
         known = await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)
     except WorkflowUnknown:
-        return RegistryStart()
-    return registry_start_from(known, api.config)
-
-
-def registry_start_from(known: RegistryView, config: FaultToleranceConfig) -> RegistryStart:
-    """The same, by what was known of it a moment ago."""
-    return RegistryStart(
-        instances=known.instances,
-        version=max((known.version, *(one.version for one in known.instances))),
-        configs={one.topology.instance_id: config for one in known.instances},
-        assemblies=known.assemblies,
-        lives=known.lives,
-        job_ids=known.job_ids,
-    )
+        return await api.gateway.ask(lambda client: from_fault_managers(client, api.config))
+    return registry_start_after(known, api.config)
 
 
 async def _remove(api: Api, call: RemoveCall) -> Response:

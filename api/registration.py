@@ -9,7 +9,6 @@ from fastapi import APIRouter, Response
 from api.errors import ApiReason
 from api.gateway import UpdateRefused, WorkflowUnknown
 from api.heartbeats import removed_for
-from api.instances import registry_start_from
 from api.state import Api
 from domain.messages.registration import RegisterReply, RegisterRequest
 from domain.messages.strategy import (
@@ -26,6 +25,7 @@ from domain.registration import Assembly, Seat, assembled_for, endpoints_of, hol
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Topology
 from service.http import HttpError, success
+from service.registry_memory import registry_start_after
 
 
 def registration_routes(api: Api) -> APIRouter:
@@ -62,7 +62,7 @@ def _seated(assembly: Assembly | None, body: RegisterRequest) -> bool:
 
 async def _tell_registry(api: Api, view: RegistryView, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
     call = RegisterCall(request=body, config=api.config, joining=is_joining)
-    start = registry_start_from(view, api.config)
+    start = registry_start_after(view, api.config)
     try:
         async with api.registering:
             result = await api.gateway.update_with_start(

@@ -22,10 +22,10 @@ from domain.messages.strategy import (
     EVENT_PUSHER_WORKFLOW,
     INSTANCE_REGISTRY_ID,
     INSTANCE_REGISTRY_WORKFLOW,
-    RegistryStart,
     RegistryView,
     fault_manager_id,
 )
+from service.registry_memory import registry_start
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,9 @@ async def keep_singletons(client: Client, task_queue: str, config: FaultToleranc
     while True:
         try:
             await _start(client, task_queue, EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, _event_pusher(config))
-            await _start(client, task_queue, INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, RegistryStart())
+            remembered = await registry_start(client, task_queue, config)  # never an empty one over instances that live
+            if remembered is not None:
+                await _start(client, task_queue, INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, remembered)
             await _tell_config(client, config)
         except (RPCError, RPCTimeoutOrCancelledError, WorkflowQueryFailedError) as error:
             log.warning("singletons cannot be started or told yet, trying again", extra={"why": str(error)})

@@ -80,7 +80,7 @@ async def test_without_a_polling_worker_every_call_says_so(temporal_client: Clie
     world = World(client, 7, config())
     settings = {"target_host": temporal_server, "namespace": client.namespace}
     async with an_api(settings, world.task_queue, config()) as controller:  # type: ignore[arg-type]
-        await controller.until("/readiness", lambda reply: reply.json()["data"]["reason"] == "NO_WORKER")
+        await controller.until("/readiness", lambda reply: world.task_queue in reply.json()["message"])  # the registry is there
         for method, path, body in CALLS:
             assert world.task_queue in await says_503(controller, method, path, body, "NO_WORKER")
         async with worker_of(world, registry=True):

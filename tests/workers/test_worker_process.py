@@ -18,10 +18,19 @@ import pytest
 from temporalio.client import Client, RPCTimeoutOrCancelledError, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
+from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EventPusherState
-from domain.messages.strategy import EVENT_PUSHER_ID, INSTANCE_REGISTRY_ID
+from domain.messages.strategy import (
+    EVENT_PUSHER_ID,
+    FAULT_MANAGER_WORKFLOW,
+    INSTANCE_REGISTRY_ID,
+    INSTANCES_QUERY,
+    FaultManagerStart,
+    RegistryView,
+)
 from service.temporal import server_command
 from tests.eventually import eventually
+from tests.workflows.fault_manager_world import topology
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,6 +139,39 @@ async def test_another_configuration_is_told(temporal_client: Client, temporal_s
         other = {"AUTOTOMY_FAULT_TOLERANCE_CONFIG__SET_INTERVAL_SEC": "7"}
         async with worker_process(temporal_server, tmp_path, queue=queue, **other):
             await eventually(is_seven, "EventPusher has the new interval")
+
+
+@pytest.mark.usefixtures("no_singletons")
+async def test_a_terminated_registry_is_started_with_what_it_knew_and_a_forgotten_one_with_what_faultmanagers_know(
+    temporal_client: Client, temporal_server: str, tmp_path: Path
+) -> None:
+    declared = topology(71)
+    start = FaultManagerStart(instance_id=71, topology=declared, config=FaultToleranceConfig())
+    manager = await temporal_client.start_workflow(
+        FAULT_MANAGER_WORKFLOW, start, id=f"fault-manager-{uuid.uuid4().hex}", task_queue=f"nobody-{uuid.uuid4().hex}"
+    )
+    queue = f"queue-{uuid.uuid4().hex}"
+
+    async def known() -> list[int]:
+        with contextlib.suppress(RPCError, RPCTimeoutOrCancelledError):
+            registry = temporal_client.get_workflow_handle(INSTANCE_REGISTRY_ID)
+            view = await registry.query(INSTANCES_QUERY, rpc_timeout=timedelta(seconds=1))
+            return [one.topology.instance_id for one in RegistryView.model_validate(view).instances]
+        return []
+
+    async def knows_it() -> bool:
+        return 71 in await known()
+
+    try:
+        async with worker_process(temporal_server, tmp_path, queue=queue):
+            await eventually(knows_it, "the new registry has the FaultManager's instance")
+        await manager.terminate("what the registry itself remembers is next")
+        await end_singletons(temporal_client)
+        async with worker_process(temporal_server, tmp_path, queue=queue):
+            await eventually(knows_it, "the next registry has the former one's instance")
+    finally:
+        with contextlib.suppress(RPCError):
+            await manager.terminate("end of the test")
 
 
 async def test_without_a_server_it_says_which_address_and_keeps_trying(tmp_path: Path) -> None:
