@@ -26,6 +26,7 @@ from domain.messages.round import (
     CommitRecord,
     FinalizeCall,
     FinalizeResult,
+    PeerRefusal,
     RoundOrder,
     RoundOutcome,
     RoundReason,
@@ -157,6 +158,7 @@ class World:
         self.looked: dict[int, RankEntry] = {}
         self.coordinators_confirm = True
         self.finalize_pending = False
+        self.finalize_refusal: str | None = None
         self.start_refuses = False
         self.fails: set[str] = set()
         self.search_attributes: tuple[str, ...] = ("InstanceId", "FtPhase", "DeadRanks", "ServingPublished")
@@ -390,6 +392,9 @@ class World:
     @activity.defn(name="finalize")
     async def finalize(self, call: FinalizeCall) -> FinalizeResult:
         self.note("finalize", call)
+        if self.finalize_refusal is not None:
+            said = PeerRefusal(peer=str(call.managers[0]), reason=self.finalize_refusal, message="not this one")
+            return FinalizeResult(refusals=(said,))
         return FinalizeResult(pending=call.managers) if self.finalize_pending else FinalizeResult(done=call.managers)
 
     @activity.defn(name="pace")

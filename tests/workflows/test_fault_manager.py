@@ -177,6 +177,18 @@ async def test_a_late_verdict_is_repeated_until_the_nodemanager_takes_it(tempora
         await world.until(lambda r: not r.pending_finalize, "taken")
 
 
+@pytest.mark.parametrize("reason", ["STALE", "VERDICT_DIFFERS"])
+async def test_a_late_verdict_that_is_refused_is_said_and_not_repeated(temporal_client: Client, reason: str) -> None:
+    async with a_world(temporal_client) as world:
+        await world.serve()
+        order = await world.fail_over((1,))
+        world.finalize_refusal = reason
+        await world.end_round(order, pending_finalize=("127.0.0.2:1026",))
+        record = await world.until(lambda r: world.asked("finalize") and not r.pending_finalize, "dropped")
+        assert f"finalize: 127.0.0.2:1026: {reason}" in (record.last_error or "")
+        assert len(world.asked("finalize")) == 1
+
+
 async def test_no_failing_activity_ends_the_workflow(temporal_client: Client) -> None:
     async with a_world(temporal_client) as world:
         world.fails = {"push_view", "pace", "usable_search_attributes", "await_engines_ready"}
