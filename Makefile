@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check soak format clean
+.PHONY: help setup demo test check histories soak format clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "autotomy needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
@@ -31,6 +31,9 @@ check: setup  ## ruff, mypy --strict, import-linter
 
 test: check  ## every check: the above and all tests
 	$(BIN)/pytest -m "not soak"
+
+histories: setup  ## record the golden histories anew (docs/changing-workflows.md says when)
+	AUTOTOMY_RECORD_HISTORIES=1 $(BIN)/pytest tests/workflows -m "not soak"
 
 soak: setup  ## the long suites: every drill ten times, long simulations
 	$(BIN)/pytest -m soak
