@@ -1,7 +1,9 @@
 """One call to the Controller API, as a command makes it."""
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -14,6 +16,7 @@ from stack.client import Stack
 from stack.errors import NoStack
 from stack.run_dir import default_run_dir
 
+RUN_DIR_VARIABLE: Final = "AUTOTOMY_RUN_DIR"
 _TIMEOUT_SEC: Final = 10.0
 
 
@@ -26,8 +29,9 @@ def report(data: Mapping[str, Any], words: str) -> None:
 def _controller_url(given: str | None) -> str:
     if given:
         return given.rstrip("/")
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
     try:
-        return Stack.attach(default_run_dir()).addresses.controller_url
+        return Stack.attach(Path(run_dir) if run_dir else default_run_dir()).addresses.controller_url
     except NoStack:
         return load_settings().controller_url.rstrip("/")
 

@@ -108,6 +108,29 @@ def republish(instance: IdArgument, controller_url: UrlOption = None) -> None:
 
 
 @app.command()
+def hold(
+    instance: IdArgument,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Shown to everybody who asks what it waits for.")] = "",
+    controller_url: UrlOption = None,
+) -> None:
+    """Automation off: what is decided is recorded and not done, until `release`.
+
+    A strategy that runs goes on to its end, and a rebuild that a person orders is done all the same.
+    """
+    from cli.controller import call, report
+
+    report(call("POST", f"{_INSTANCES}/{instance}/hold", controller_url, {"why": why}), "held")
+
+
+@app.command()
+def release(instance: IdArgument, controller_url: UrlOption = None) -> None:
+    """Automation on: what stands by now is decided on, and acted on."""
+    from cli.controller import call, report
+
+    report(call("POST", f"{_INSTANCES}/{instance}/release", controller_url, {}), "released")
+
+
+@app.command()
 def remove(instance: IdArgument, controller_url: UrlOption = None) -> None:
     """Withdraw an instance and forget it; its engines are left alone."""
     from cli.controller import call, report

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cli.instance import IdArgument, UrlOption
+from cli.instance import JsonOption as InstanceJsonOption
 from cli.instance import app as instance_app
 from domain.errors import AutotomyError
 
@@ -108,6 +110,31 @@ def status(run_dir: RunDirOption = None, json_output: JsonOption = False) -> Non
     from cli.status import run_status
 
     raise typer.Exit(run_status(run_dir, as_json=json_output))
+
+
+@app.command()
+def plan(
+    instance: IdArgument,
+    dead: Annotated[str, typer.Option("--dead", metavar="RANKS", help="The ranks that are assumed to die: 1, or 1,2.")],
+    controller_url: UrlOption = None,
+    json_output: InstanceJsonOption = False,
+) -> None:
+    """Dry run: what would happen if these ranks died now.
+
+    Which strategy would run and why; gate, survivors, NodeManagers, apply bodies, and how long the leases hold. Nothing is
+    touched.
+    """
+    from cli.plan import run_plan
+
+    run_plan(instance, dead, controller_url, as_json=json_output)
+
+
+@app.command()
+def explain(instance: IdArgument, controller_url: UrlOption = None, json_output: InstanceJsonOption = False) -> None:
+    """Why an instance waits, until when, and what comes then."""
+    from cli.plan import run_explain
+
+    run_explain(instance, controller_url, as_json=json_output)
 
 
 @app.command()

@@ -26,7 +26,20 @@ def test_help_names_every_command_and_comes_at_once() -> None:
     shown = autotomy("--help")
     took_sec = time.monotonic() - began_at
     assert shown.returncode == 0
-    for command in ("demo", "up", "status", "down", "drill", "doctor", "api", "worker", "node-manager", "coordinator"):
+    for command in (
+        "demo",
+        "up",
+        "status",
+        "down",
+        "drill",
+        "doctor",
+        "api",
+        "worker",
+        "node-manager",
+        "coordinator",
+        "plan",
+        "explain",
+    ):
         assert f"  {command} " in shown.stdout
     assert took_sec < 3.0, "imports at the top of the command"
 
@@ -38,7 +51,7 @@ def test_help_of_a_single_process_is_its_own(command: str) -> None:
     assert shown.stdout.startswith("usage:")
 
 
-@pytest.mark.parametrize("command", ["demo", "up", "status", "down", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "up", "status", "down", "doctor", "plan", "explain"])
 def test_every_command_explains_itself(command: str) -> None:
     shown = autotomy(command, "--help")
     assert shown.returncode == 0
@@ -50,6 +63,13 @@ def test_status_without_a_stack_says_what_to_do(tmp_path: Path) -> None:
     assert shown.returncode == 2
     assert "no stack runs in" in shown.stderr
     assert "autotomy up" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_question_that_nobody_answers_says_where_it_was_asked() -> None:
+    shown = autotomy("explain", "7", "--controller-url", "http://127.0.0.1:9")
+    assert shown.returncode == 2
+    assert "http://127.0.0.1:9 does not answer" in shown.stderr
     assert "Traceback" not in shown.stderr
 
 

@@ -40,6 +40,26 @@ def run_id_of(run_dir: Path) -> str:
     return RunDir(run_dir).read_order().run_id
 
 
+def an_operator_asks_and_commands(url: str) -> None:
+    """plan, explain, hold and release, and what they say where they cannot."""
+    to = ("--controller-url", url)
+    shown = autotomy("plan", "7", "--dead", "1", *to)
+    assert shown.returncode == 0, shown.stderr
+    for word in ("scale_down", "COMPLETE", "removed_dp_ranks", "fault-tolerance/apply", "dp_master_ip"):
+        assert word in shown.stdout, shown.stdout
+    plan = json.loads(autotomy("plan", "7", "--dead", "1", "--json", *to).stdout)
+    assert (plan["round"]["survivors"], plan["round"]["gate"]["allowed"]) == ([0], True)
+    for arguments, said in ((("7", "--dead", "9"), "0..1"), (("8", "--dead", "1"), "no instance 8")):
+        refused = autotomy("plan", *arguments, *to)
+        assert (refused.returncode, said in refused.stderr) == (1, True), refused.stderr
+    assert autotomy("instance", "hold", "7", "--why", "maintenance", *to).returncode == 0
+    assert "maintenance" in autotomy("explain", "7", *to).stdout
+    assert autotomy("instance", "release", "7", *to).returncode == 0
+    twice = autotomy("instance", "release", "7", *to)
+    assert (twice.returncode, "not held" in twice.stderr) == (1, True), twice.stderr
+    assert json.loads(autotomy("explain", "7", "--json", *to).stdout)["held"] is None
+
+
 def test_up_runs_in_the_background_until_down(tmp_path: Path) -> None:
     started = autotomy("up", *SMALL, "--run-dir", str(tmp_path))
     try:
@@ -55,6 +75,7 @@ def test_up_runs_in_the_background_until_down(tmp_path: Path) -> None:
         document = json.loads(autotomy("status", "--json", "--run-dir", str(tmp_path)).stdout)
         (instance,) = document["instances"]
         assert (instance["instance_id"], instance["alive_dp_ranks"], instance["can_serve"]) == (7, [0, 1], True)
+        an_operator_asks_and_commands(Stack.attach(tmp_path).addresses.controller_url)
         assert {"temporal", "api", "worker-0", "coordinator-0", "node-manager-0"} == {p["name"] for p in document["processes"]}
     finally:
         stopped = autotomy("down", "--json", "--run-dir", str(tmp_path))
