@@ -47,7 +47,7 @@ def pods_stopped_once(evidence: Evidence, expected: Expectation) -> Check:
 
 def quiet_after(evidence: Evidence, _expected: Expectation) -> Check:
     """No Coordinator was told another view after the last injection; the SETs meanwhile repeat what is known."""
-    begin = evidence.last_injection if evidence.last_injection is not None else float("inf")
+    begin = evidence.last_injection if evidence.last_injection is not None else float("-inf")  # nothing injected, nothing judged
     faults, judged = [], 0
     for name, lines in evidence.view_lines.items():
         before = [line for line in lines if line.mono < begin and line.applied]
