@@ -59,14 +59,14 @@ class Installation:
         path.write_text(yaml.safe_dump(content))
         return path
 
-    async def launch(self, name: str, **environment: str) -> None:
+    async def launch(self, name: str, until_path: str = "/readiness", **environment: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self.processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "node_manager", "--config", str(self.config(name)),
                 env={**os.environ, **environment}, stderr=log, stdout=log,
             )  # fmt: skip
-        await self.answers(name, "/readiness")
+        await self.answers(name, until_path)
 
     async def answers(self, name: str, path: str) -> None:
         for _ in range(int(LIMIT_SEC / 0.05)):
@@ -218,6 +218,20 @@ async def test_killed_node_manager_leaves_its_engines_and_its_next_life_reports_
     assert again.sequence > last.sequence
     assert (await two_pods.entries("a"))["1"]["process"] == "exited"
     await until(lambda: not two_pods.workers_of(engines["1"]), what="orphaned worker ended")
+
+
+async def test_journal_that_is_garbage_in_the_next_life_refuses_commands_says_so_and_leaves_the_engines(
+    two_pods: Installation,
+) -> None:
+    engines = await two_pods.start()
+    await two_pods.kill("a")
+    journal = two_pods.folder / "a" / "journal.sqlite"
+    journal.write_bytes(os.urandom(journal.stat().st_size))
+    await two_pods.launch("a", until_path="/liveness")
+    assert reason(await two_pods.ft("a", "guard", {"request_id": "A", "lease_sec": 85.0})) == "JOURNAL"
+    assert (await two_pods.http.get(f"{two_pods.url('a')}/readiness")).status_code == 503
+    assert all(alive(identity) for identity in engines.values())
+    assert str(journal) in (two_pods.folder / "a.log").read_text()
 
 
 async def test_death_between_intent_and_call_is_unknown_in_the_next_life(two_pods: Installation) -> None:
