@@ -6,6 +6,7 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from workflows.fault_manager_memory import Memory, now
+from workflows.strategy_page import code
 
 with workflow.unsafe.imports_passed_through():
     from domain.runtime import RuntimeRecord
@@ -75,7 +76,7 @@ def _rank_table(record: RuntimeRecord) -> list[str]:
     if not record.engine_statuses:
         return []
     rows = [
-        f"| {rank} | {entry.status} | {entry.source} | {entry.ft_state or ''} | {entry.incarnation or ''} |"
+        f"| {code(rank)} | {code(entry.status)} | {code(entry.source)} | {code(entry.ft_state or '')} | {entry.incarnation or ''} |"
         for rank, entry in record.engine_statuses.items()
     ]
     return ["| rank | last word | source | ft_state | engine |", "|---|---|---|---|---|", *rows, ""]
@@ -84,7 +85,7 @@ def _rank_table(record: RuntimeRecord) -> list[str]:
 def _stage_table(record: RuntimeRecord) -> list[str]:
     if not record.stage_times:
         return []
-    rows = [f"| {stage} | {seconds:.3f} |" for stage, seconds in record.stage_times.items()]
+    rows = [f"| {code(stage)} | {seconds:.3f} |" for stage, seconds in record.stage_times.items()]
     return ["| stage of the last strategy | s |", "|---|---|", *rows, ""]
 
 
