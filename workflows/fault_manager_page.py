@@ -76,7 +76,7 @@ def _rank_table(record: RuntimeRecord) -> list[str]:
     if not record.engine_statuses:
         return []
     rows = [
-        f"| {code(rank)} | {code(entry.status)} | {code(entry.source)} | {code(entry.ft_state or '')} | {entry.incarnation or ''} |"
+        f"| {code(rank)} | {code(entry.status)} | {code(entry.source)} | {code(entry.ft_state or '')} | {entry.incarnation} |"
         for rank, entry in record.engine_statuses.items()
     ]
     return ["| rank | last word | source | ft_state | engine |", "|---|---|---|---|---|", *rows, ""]
