@@ -112,7 +112,8 @@ class InstanceState(Strict):
     `deferred_ends`: ends of strategies that came while it was still learning. `pace_told`: the poll interval that the
     NodeManagers were last told. `search_attributes`: those that the server knows, None while nobody has asked.
     `terminate_at`: when the deletion of the instance is over, done or not; `stop_engines`: its engines are stopped, too.
-    `held`: why a person switched the automation off; None while it is on.
+    `held`: why a person switched the automation off; None while it is on. `signals_taken`: every signal that came, whatever
+    it was worth, over all runs of this FaultManager.
     """
 
     instance_id: InstanceId
@@ -147,6 +148,7 @@ class InstanceState(Strict):
     stage_times: dict[str, float] = Field(default_factory=dict)
     last_error: str | None = None
     rejected_signals: tuple[RejectedSignal, ...] = ()
+    signals_taken: int = 0
     search_attributes: tuple[str, ...] | None = None
     terminate_at: float | None = None
     stop_engines: bool = False
@@ -243,6 +245,10 @@ class InstanceState(Strict):
         entry = RejectedSignal(at=iso(now), name=name, reason=reason, payload=shown)
         return self.but(rejected_signals=(*self.rejected_signals, entry)[-REJECTED_SIGNALS_KEPT:])
 
+    def one_signal_more(self) -> Self:
+        """A signal was taken, used or refused: counted, so that anybody can compare with what was sent."""
+        return self.but(signals_taken=self.signals_taken + 1)
+
     def situation(self) -> Situation:
         """What `decide` judges beside the evidence."""
         return Situation(
@@ -295,6 +301,7 @@ class InstanceState(Strict):
                 window_sec=window,
             ),
             rejected_signals=self.rejected_signals,
+            signals_taken=self.signals_taken,
             held=self.held,
             hardware_faults=tuple(map(str, self.evidence.hardware.standing(*FaultLevel))),
         )

@@ -99,6 +99,7 @@ class RuntimeRecord(Strict):
 
     `stage_times`: seconds per stage of the last round. `engine_statuses`: the newest entry per rank ("0", "1", …).
     `held`: why a person switched the automation off. `hardware_faults`: those that stand, in words.
+    `signals_taken`: how many signals its FaultManager has taken since it was started, refused ones included.
     """
 
     instance_id: InstanceId
@@ -125,6 +126,7 @@ class RuntimeRecord(Strict):
     stage_times: dict[str, float] = Field(default_factory=dict)
     budget: Budget | None = None
     rejected_signals: tuple[RejectedSignal, ...] = ()
+    signals_taken: int = 0
     held: str | None = None
     hardware_faults: tuple[str, ...] = ()
 

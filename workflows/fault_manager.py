@@ -100,7 +100,8 @@ class FaultManager:
         """Every signal, whatever its name and inputs; what cannot be used is recorded as refused."""
         payloads = [value.payload for value in values]
         known = self._state.evidence.hardware.faults
-        self._memory.become(take_signal(self._state, name, payloads, workflow.payload_converter(), now()))
+        taken = take_signal(self._state, name, payloads, workflow.payload_converter(), now())
+        self._memory.become(taken.one_signal_more())
         for key, fault in self._state.evidence.hardware.faults.items():
             if key not in known and not fault.mappable:
                 workflow.logger.warning(
