@@ -20,7 +20,7 @@ import workflows.fault_manager
 from domain.engine import EntrySource
 from domain.messages.node_manager import PodReport, RankReport
 from domain.messages.strategy import REPORT_SIGNAL
-from domain.runtime import FtPhase
+from domain.runtime import FtPhase, RuntimeRecord
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world, topology
 
 SENDERS = 20
@@ -30,6 +30,7 @@ FIRST_SEQUENCE = 100
 
 
 STORM_LIMIT_SEC = 240.0
+PATIENCE_SEC = 120.0
 
 
 @dataclass
@@ -106,9 +107,27 @@ async def _signals_in_histories(world: World) -> list[int]:
     return runs[::-1]
 
 
-async def _storm(client: Client, signals: int, runs_at_least: int) -> None:
+async def _once_taken(world: World, signals: int) -> RuntimeRecord:
+    """The record when so many signals were taken and the instance serves. While its workflow task fails (the server refused
+    to continue as new because a signal came meanwhile, or the machine is too busy) there is no answer: asked again."""
+    end = time.monotonic() + PATIENCE_SEC
+    said: object = None
+    while time.monotonic() < end:
+        try:
+            said = record = await world.record()
+            if record.signals_taken >= signals and record.can_serve:
+                return record
+        except RPCError as error:
+            if error.status is not RPCStatusCode.FAILED_PRECONDITION:
+                raise
+            said = error
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"not {signals} signals taken within {PATIENCE_SEC:.0f} s; at last: {said}")
+
+
+async def _storm(client: Client, signals: int, runs_at_least: int, *, sandboxed: bool) -> None:
     """`signals` reports by 20 senders, a tenth of them repeated ones, over at least `runs_at_least` runs."""
-    async with a_world(client, ranks=SENDERS, sandboxed=False) as world:
+    async with a_world(client, ranks=SENDERS, sandboxed=sandboxed) as world:
         world.topology = topology(world.instance_id, SENDERS, per_pod=1)
         await world.serve()
         order = await world.fail_over((VICTIM,))
@@ -130,7 +149,7 @@ async def _storm(client: Client, signals: int, runs_at_least: int) -> None:
         sent_after = time.monotonic() - began
 
         expected = before + signals + 4  # three steps of the round, and its end
-        record = await world.until(lambda r: r.signals_taken >= expected and r.can_serve, f"{expected} signals taken")
+        record = await _once_taken(world, expected)
         took = time.monotonic() - began
         acknowledged = sum(sum(sender.acknowledged.values()) for sender in senders)
         runs = await _signals_in_histories(world)
@@ -153,12 +172,9 @@ async def test_no_signal_is_lost_or_counted_twice_while_it_continues_as_new(
     temporal_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workflows.fault_manager, "CONTINUE_AS_NEW_AT_EVENTS", 150)
-    await _storm(temporal_client, 600, runs_at_least=3)
+    await _storm(temporal_client, 600, runs_at_least=3, sandboxed=False)
 
 
 @pytest.mark.soak
-async def test_nine_thousand_signals_through_several_continue_as_new(
-    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workflows.fault_manager, "CONTINUE_AS_NEW_AT_EVENTS", 2_000)
-    await _storm(temporal_client, 9_000, runs_at_least=4)
+async def test_nine_thousand_signals_through_several_continue_as_new(temporal_client: Client) -> None:
+    await _storm(temporal_client, 9_000, runs_at_least=4, sandboxed=True)
