@@ -96,7 +96,7 @@ def show_report(console: Console, report: DrillReport, addresses: StackAddresses
     colour, word = ("green", "PASSED") if report.passed else ("red", "FAILED")
     console.print(f"\n[bold {colour}]{word}[/bold {colour}]  {verdict}, {report.took_sec:.0f} s, nothing left running")
     if not kept:
-        console.print("[dim]`autotomy demo --keep` leaves the stack up, so that the Web UI link can be opened.[/dim]")
+        console.print("[dim]the Web UI is stopped by now; `.venv/bin/autotomy demo --keep` leaves it up for the link above[/dim]")
 
 
 def _stages(report: DrillReport) -> Table:

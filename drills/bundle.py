@@ -1,9 +1,11 @@
 """The evidence bundle: a directory that tells the whole story of one run, without the installation (contracts §8)."""
 
+import contextlib
 import json
 import shutil
 import time
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -73,9 +75,22 @@ class RequestLine(Strict):
 
 
 def default_bundle(drill: str) -> Path:
-    """Where a bundle goes that nobody asked to be elsewhere: a directory of its own, by drill and time."""
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    return default_run_dir("drills") / f"{drill}-{stamp}"
+    """Where a bundle goes that nobody asked to be elsewhere: a new directory of its own, by drill and time.
+
+    It is made here, so that two runs which begin in the same second cannot share it. Raises ConfigError.
+    """
+    name = f"{drill}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    parent = default_run_dir("drills")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            candidate = parent / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                candidate.mkdir()
+                return candidate
+    except OSError as error:
+        raise ConfigError(f"no evidence can be kept in {parent}: {error.strerror}; choose a directory with --out") from None
+    raise AssertionError("count() ended")
 
 
 def prepare(directory: Path) -> Path:
