@@ -44,7 +44,7 @@ with workflow.unsafe.imports_passed_through():
         WakeResult,
     )
     from domain.runtime import SERVING_PHASES
-    from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, took_end
+    from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, is_newer, took_end
     from domain.strategy_start import attach
     from domain.topology import Topology
     from domain.watch import Question
@@ -139,6 +139,7 @@ class FaultManagerErrands:
         return True
 
     async def _read_journals(self) -> bool:
+        before = self._state
         call = JournalsCall(
             topology=self._state.topology, request_timeout_sec=self._timeout_sec, deadline_at=now() + JOURNALS_LIMIT_SEC
         )
@@ -151,7 +152,9 @@ class FaultManagerErrands:
         looked = await self._look_at_all() if journals.started else FreshLookResult()
         running = await self._find_running(journals)
         state = self._state
-        if running is not None and state.strategy is None:
+        if state.strategy is None and (before.strategy is not None or state.generation > before.generation):
+            return False  # a strategy told its end meanwhile: what the journals said of it is out of date
+        if running is not None and state.strategy is None and is_newer(state, running[1]):
             kind, generation = running
             state = attach(seeded(state, journals), kind, generation, now())
         state = after_journals(state, journals, looked, now())
