@@ -7,7 +7,7 @@ around it: who serves, what runs, what a person has switched off, which faults a
 from datetime import datetime
 
 from domain.model import InstanceId, Rank, Strict
-from domain.runtime import Budget, FtPhase, RuntimeRecord, Waiting
+from domain.runtime import Budget, FtPhase, RuntimeRecord, Waiting, undecided_deaths
 
 
 class Explanation(Strict):
@@ -69,7 +69,11 @@ def _left_sec(waiting: Waiting | None, now: float) -> float | None:
 def _now(record: RuntimeRecord, left_sec: float | None) -> list[str]:
     """Does it serve, what is it waiting for, what runs."""
     serves = f"serves with ranks {list(record.alive_dp_ranks)}" if record.can_serve else "does not serve"
-    text = [f"Instance {record.instance_id} {serves}; phase {record.phase}: {_PHASES[record.phase]}."]
+    deaths = undecided_deaths(record)
+    phase = record.phase if deaths else f"{record.phase}: {_PHASES[record.phase]}"
+    text = [f"Instance {record.instance_id} {serves}; phase {phase}."]
+    if deaths is not None:
+        text.append(f"{deaths[0].upper()}{deaths[1:]}.")
     if record.waiting is not None:
         until = f" until {record.waiting.until} ({left_sec:g} s left)" if left_sec is not None else ""
         then = f" Then: {record.waiting.then}." if record.waiting.then else ""
@@ -78,8 +82,11 @@ def _now(record: RuntimeRecord, left_sec: float | None) -> list[str]:
         text.append("It waits for nothing.")
     if record.strategy_workflow_id:
         text.append(f"Workflow {record.strategy_workflow_id} runs.")
+    elif record.last_strategy_workflow_id:
+        text.append(f"The last strategy was workflow {record.last_strategy_workflow_id}.")
     if record.held is not None:
-        text.append(f"The automation is held ({record.held}): what is decided is recorded and not done, until it is released.")
+        release = f"autotomy instance release {record.instance_id}"
+        text.append(f"The automation is held ({record.held}): what is decided is recorded and not done, until `{release}`.")
     return text
 
 

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from domain.config import FaultToleranceConfig
 from domain.decision import Action, Decision, DecisionReason, Situation
+from domain.engine import EngineStatus
 from domain.evidence import Evidence
 from domain.hardware import RECOVERY_LEVELS, FaultLevel, isolating
 from domain.messages.strategy import StrategyEnd, StrategyKind
@@ -35,6 +36,7 @@ from domain.runtime import (
     resting_phase,
 )
 from domain.serving import serving_ranks
+from domain.situation import ORDERED_BY_A_PERSON
 from domain.topology import NodeManagerAddress, Topology
 
 REJECTED_SIGNALS_KEPT: Final = 20
@@ -61,7 +63,7 @@ class RunningStrategy(Strict):
 
     `attached`: found running by a FaultManager without memory, so its phase is taken as told. `committed_at`: when the
     commit was recorded; from then on nothing may stop it. `bound_at`: the sum of its deadlines, outages left aside. `isolated`:
-    it was told to leave the view withdrawn.
+    it was told to leave the view withdrawn. `why`: what made a rebuild or relaunch necessary; empty where a person ordered it.
     """
 
     kind: StrategyKind
@@ -72,6 +74,7 @@ class RunningStrategy(Strict):
     started_at: float
     bound_at: float
     isolated: bool = False
+    why: str = ""
     last_word_at: float
     request_id: str | None = None
     pending_ranks: tuple[Rank, ...] = ()
@@ -112,7 +115,8 @@ class InstanceState(Strict):
     `deferred_ends`: ends of strategies that came while it was still learning. `pace_told`: the poll interval that the
     NodeManagers were last told. `search_attributes`: those that the server knows, None while nobody has asked.
     `terminate_at`: when the deletion of the instance is over, done or not; `stop_engines`: its engines are stopped, too.
-    `held`: why a person switched the automation off; None while it is on. `signals_taken`: every signal that came, whatever
+    `held`: why a person switched the automation off; None while it is on. `last_strategy`: the workflow id of the strategy
+    that ended last. `signals_taken`: every signal that came, whatever
     it was worth, over all runs of this FaultManager.
     """
 
@@ -127,6 +131,7 @@ class InstanceState(Strict):
     dead_committed: tuple[Rank, ...] = ()
     evidence: Evidence = Evidence()
     strategy: RunningStrategy | None = None
+    last_strategy: str | None = None
     deferred_ends: tuple[StrategyEnd, ...] = ()
     owed: DecisionReason | None = None
     owed_detail: str = ""
@@ -290,6 +295,8 @@ class InstanceState(Strict):
             view_revision=self.view.revision,
             active_strategy=strategy.kind.value if strategy else None,
             strategy_workflow_id=strategy.workflow_id if strategy else None,
+            last_strategy_workflow_id=self.last_strategy,
+            known_dead=self.evidence.standing(EngineStatus.DEAD, self.active),
             waiting=waiting,
             pending_finalize=tuple(sorted({str(pending.manager) for pending in self.pending_finalize})),
             absent_node_managers=self.absent_node_managers,
@@ -317,23 +324,33 @@ class InstanceState(Strict):
                 return Waiting(reason="the instance was deleted", until=None, then="it is withdrawn, and this FaultManager ends")
         if self.strategy is not None:
             what = f"{self.strategy.workflow_id}: {self.strategy.detail or 'started'}"
-            then = decision.then if decision is not None and decision.then else "its end is judged"
+            then = self._then(decision.then) if decision is not None and decision.then else "its end is judged"
             return Waiting(reason=what, until=iso(self.strategy.bound_at), then=then)
         if decision is not None and self.automation_off and decision.action not in _ACTIONS_WITHOUT_EFFECT:
             return self._waiting_for_a_person(decision)
         if decision is not None and decision.then:
             until = iso(decision.until) if decision.until is not None else None
             words = f"{decision.reason}: {decision.detail}" if decision.detail else str(decision.reason)
-            return Waiting(reason=words, until=until, then=decision.then)
+            return Waiting(reason=words, until=until, then=self._then(decision.then))
         if not self.view.confirmed:
             what = f"Coordinators have not all acknowledged view revision {self.view.revision}"
             return Waiting(reason=what, until=None, then="it is pushed again")
         return None
 
+    def _then(self, then: str) -> str:
+        """What a decision foresees, as far as it will be done: while held, only what a person ordered is."""
+        if self.held is None or self.owed in ORDERED_BY_A_PERSON:
+            return then
+        return f"what it decides waits for `{self._release}`; without the hold: {then}"
+
+    @property
+    def _release(self) -> str:
+        return f"autotomy instance release {self.instance_id}"
+
     def _waiting_for_a_person(self, decision: Decision) -> Waiting:
         off = f"the automation is held: {self.held}" if self.held is not None else "observe_only"
         ranks = f" of ranks {list(decision.ranks)}" if decision.ranks else ""
-        then = "a person releases it, and it acts" if self.held is not None else "nothing, unless a person orders a rebuild"
+        then = f"it acts after `{self._release}`" if self.held is not None else "nothing, unless a person orders a rebuild"
         return Waiting(
             reason=f"{off}; would {decision.action}{ranks}: {decision.reason}: {decision.detail}", until=None, then=then
         )

@@ -98,8 +98,9 @@ class RuntimeRecord(Strict):
     """One instance in `GET /controller/fault_tolerance/status` (contracts §5; RFC §7).
 
     `stage_times`: seconds per stage of the last round. `engine_statuses`: the newest entry per rank ("0", "1", …).
-    `held`: why a person switched the automation off. `hardware_faults`: those that stand, in words.
-    `signals_taken`: how many signals its FaultManager has taken since it was started, refused ones included.
+    `last_strategy_workflow_id`: the strategy that ended last. `known_dead`: ranks known dead and not removed. `held`: why a
+    person switched the automation off. `hardware_faults`: those that stand, in words. `signals_taken`: how many signals its
+    FaultManager has taken since it was started, refused ones included.
     """
 
     instance_id: InstanceId
@@ -119,6 +120,8 @@ class RuntimeRecord(Strict):
     view_revision: Revision = 0
     active_strategy: str | None = None
     strategy_workflow_id: str | None = None
+    last_strategy_workflow_id: str | None = None
+    known_dead: tuple[Rank, ...] = ()
     waiting: Waiting | None = None
     pending_finalize: tuple[str, ...] = ()
     absent_node_managers: tuple[str, ...] = ()
@@ -129,6 +132,18 @@ class RuntimeRecord(Strict):
     signals_taken: int = 0
     held: str | None = None
     hardware_faults: tuple[str, ...] = ()
+
+
+def undecided_deaths(record: RuntimeRecord) -> str | None:
+    """Ranks that count as alive and are known dead while nothing runs about it, in words; None: there are none."""
+    if record.strategy_workflow_id is not None:
+        return None
+    dead = record.known_dead
+    if not dead:
+        return None
+    ranks = f"rank {dead[0]} is" if len(dead) == 1 else f"ranks {', '.join(map(str, dead))} are"
+    why = f": {record.waiting.reason}" if record.waiting is not None else ""
+    return f"{ranks} dead, not yet {'acted' if record.held is not None else 'decided'} on{why}"
 
 
 def can_serve(phase: FtPhase, serving_published: bool) -> bool:

@@ -7,6 +7,7 @@ when the collection of software evidence began. The rules themselves are in `dec
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Final
 
 from domain.config import FaultToleranceConfig
 from domain.engine import EngineStatus
@@ -53,6 +54,10 @@ class DecisionReason(StrEnum):
     NO_EVIDENCE = "NO_EVIDENCE"  # rule 11: nothing is wrong
     BACK_OFF = "BACK_OFF"  # the next rebuild has to wait a moment
     BUDGET_SPENT = "BUDGET_SPENT"
+
+
+ORDERED_BY_A_PERSON: Final = (DecisionReason.FORCED, DecisionReason.ORDERED)
+"""Done also while the automation is off, and no error of the instance."""
 
 
 class Situation(Strict):

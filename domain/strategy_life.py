@@ -95,7 +95,7 @@ def took_end(state: InstanceState, end: StrategyEnd, now: float) -> InstanceStat
     strategy = state.strategy
     if strategy is None or strategy.generation != end.generation or strategy.kind is not end.kind:
         return state
-    state = state.but(strategy=None, looked_for=None)
+    state = state.but(strategy=None, looked_for=None, last_strategy=strategy.workflow_id)
     if end.round is not None:
         return _after_round(state, strategy, end.round, now)
     if end.reconfiguration is not None:
@@ -114,6 +114,7 @@ def after_loss(state: InstanceState, why: str, now: float) -> InstanceState:
     strategy = state.strategy
     if strategy is None:
         return state
+    state = state.but(last_strategy=strategy.workflow_id)
     if strategy.kind is StrategyKind.TOKEN_REINFERENCE:
         return _back(state.but(strategy=None, last_error=why), strategy, now)
     ended = now if strategy.kind is StrategyKind.INSTANCE_RECONFIGURATION else state.rebuild_ended_at
@@ -212,7 +213,7 @@ def _after_success(state: InstanceState, strategy: RunningStrategy, report: Roun
 def _after_rebuild(
     state: InstanceState, strategy: RunningStrategy, report: ReconfigurationReport | RelaunchReport, now: float
 ) -> InstanceState:
-    """A rebuild makes the group whole; a relaunch starts the shrunk one anew. What led to it stays the last error."""
+    """A rebuild makes the group whole; a relaunch starts the shrunk one anew. What led to it is told as past from then on."""
     relaunch = isinstance(report, RelaunchReport)
     revision = max(state.view_revision, strategy.view_revision + REVISIONS_OF_A_STRATEGY, report.view_revision)
     ended = state.rebuild_ended_at if relaunch else now
@@ -224,6 +225,7 @@ def _after_rebuild(
     committed = state.dead_committed if relaunch else ()
     state = state.but(dead_committed=committed)
     view = _published(strategy, report, state.active)
+    past = f"{'relaunched' if relaunch else 'rebuilt'} because {strategy.why}" if strategy.why else None
     evidence = state.evidence.formed(report.engine_incarnations, state.active, now)
     started = state.but(
         evidence=evidence.merge_all(from_look(report.looked, now), committed),
@@ -231,7 +233,7 @@ def _after_rebuild(
         absent_node_managers=(),
         lost_node_managers=(),
         abandoned_at=(),
-        last_error=state.last_error if view.confirmed else _UNCONFIRMED,
+        last_error=past if view.confirmed else _UNCONFIRMED,
         view=view,
     )
     return started.entering(resting_phase(committed), now)

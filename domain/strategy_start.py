@@ -20,6 +20,7 @@ from domain.messages.strategy import (
     StrategyKind,
 )
 from domain.runtime import SERVING_PHASES, FtPhase
+from domain.situation import ORDERED_BY_A_PERSON
 
 _OUTAGE_SLACK_SEC = 3600.0
 """Outages of worker and server count into a workflow's execution time: the last bound is generous."""
@@ -222,11 +223,15 @@ def _in_transaction(state: InstanceState, running: RunningStrategy, now: float) 
 
 
 def _withdrawing(state: InstanceState, running: RunningStrategy, decision: Decision, now: float) -> InstanceState:
-    """A strategy that stops engines: not serving from here on; what failed before it is still the last error."""
-    started = _started(state, running).but(
+    """A strategy that stops engines: not serving from here on; what failed before it is still the last error.
+
+    Unless a person ordered it: an order is no error, and ends what was one.
+    """
+    why = "" if decision.reason in ORDERED_BY_A_PERSON else state.owed_detail or _why(decision)
+    started = _started(state, running.model_copy(update={"why": why})).but(
         evidence=state.evidence.begin_forming(),
         view=ServingView(revision=state.view.revision, ranks=(), confirmed=False),
-        last_error=state.owed_detail or _why(decision),
+        last_error=why or None,
     )
     return started.entering(FtPhase.RECONFIGURING, now)
 

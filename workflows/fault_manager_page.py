@@ -9,7 +9,7 @@ from workflows.fault_manager_memory import Memory, now
 from workflows.strategy_page import code
 
 with workflow.unsafe.imports_passed_through():
-    from domain.runtime import RuntimeRecord
+    from domain.runtime import RuntimeRecord, undecided_deaths
 
 _INSTANCE_ID = SearchAttributeKey.for_int("InstanceId")
 _FT_PHASE = SearchAttributeKey.for_keyword("FtPhase")
@@ -50,6 +50,9 @@ def page(record: RuntimeRecord) -> str:
         f"- alive ranks {list(record.alive_dp_ranks)}; removed {list(record.dead_committed)}",
         f"- generation {record.generation}, view revision {record.view_revision}",
     ]
+    deaths = undecided_deaths(record)
+    if deaths is not None:
+        lines.append(f"- **{deaths}**")
     if record.pending_removed_ranks:
         lines.append(f"- being removed: {list(record.pending_removed_ranks)}")
     if record.strategy_workflow_id:
@@ -59,7 +62,7 @@ def page(record: RuntimeRecord) -> str:
         then = f", then: {record.waiting.then}" if record.waiting.then else ""
         lines.append(f"- **waiting**{until}: {record.waiting.reason}{then}")
     if record.held is not None:
-        lines.append(f"- **automation off**: {record.held}")
+        lines.append(f"- **automation off**: {record.held} (until `autotomy instance release {record.instance_id}`)")
     lines.extend(f"- hardware: {fault}" for fault in record.hardware_faults)
     if record.lost_node_managers:
         lines.append(f"- not heard of: {', '.join(record.lost_node_managers)}")
