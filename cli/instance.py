@@ -4,8 +4,9 @@ The API's address is `--controller-url`, else the running local stack's, else th
 API refuses is printed as it says it, with exit code 1; an API that does not answer is exit code 2.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -47,6 +48,7 @@ def declare(
 @app.command(name="list")
 def list_instances(controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
     """All instances, with what recovery does and who serves."""
+    from rich.markup import escape
     from rich.table import Table
 
     from cli.controller import call
@@ -59,12 +61,19 @@ def list_instances(controller_url: UrlOption = None, json_output: JsonOption = F
     if data.get("phase") == "DISABLED":
         results().print("DP scale-down is off (enable_dp_scale_down)")
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ("instance_id", "phase", "can_serve", "alive_dp_ranks", "dead_committed", "last_error")
+    columns = ("instance_id", "phase", "can_serve", "alive_dp_ranks", "dead_committed", "held", "last_error")
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        table.add_column("automation" if column == "held" else column.replace("_", " "))
     for record in data.get("instances", []):
-        table.add_row(*("-" if record.get(column) is None else str(record[column]) for column in columns))
+        table.add_row(*(escape(_cell(record, column)) for column in columns))
     results().print(table)
+
+
+def _cell(record: Mapping[str, Any], column: str) -> str:
+    value = record.get(column)
+    if column == "held":
+        return "on" if value is None else f"off: {value}"
+    return "-" if value is None else str(value)
 
 
 @app.command()
@@ -92,19 +101,22 @@ def reconfigure(
     instance: IdArgument,
     force: Annotated[bool, typer.Option("--force", help="Also when the budget is spent.")] = False,
     controller_url: UrlOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Rebuild the whole instance: stop all engines, start all ranks, serve again."""
     from cli.controller import call, report
 
-    report(call("POST", f"{_INSTANCES}/{instance}/reconfigure", controller_url, {"force": force}), "rebuild accepted")
+    data = call("POST", f"{_INSTANCES}/{instance}/reconfigure", controller_url, {"force": force})
+    report(data, f"instance {instance} is going to be rebuilt; `autotomy explain {instance}` follows it", as_json=json_output)
 
 
 @app.command()
-def republish(instance: IdArgument, controller_url: UrlOption = None) -> None:
+def republish(instance: IdArgument, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
     """Push the serving view to the Coordinators once more, as a new revision."""
     from cli.controller import call, report
 
-    report(call("POST", f"{_INSTANCES}/{instance}/republish", controller_url, {}), "republish accepted")
+    data = call("POST", f"{_INSTANCES}/{instance}/republish", controller_url, {})
+    report(data, f"instance {instance}: {data.get('message') or 'its view is pushed again'}", as_json=json_output)
 
 
 @app.command()
@@ -112,6 +124,7 @@ def hold(
     instance: IdArgument,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Shown to everybody who asks what it waits for.")] = "",
     controller_url: UrlOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Automation off: what is decided is recorded and not done, until `release`.
 
@@ -119,15 +132,18 @@ def hold(
     """
     from cli.controller import call, report
 
-    report(call("POST", f"{_INSTANCES}/{instance}/hold", controller_url, {"why": why}), "held")
+    data = call("POST", f"{_INSTANCES}/{instance}/hold", controller_url, {"why": why})
+    words = data.get("message") or "the automation is off"
+    report(data, f"instance {instance}: {words}; `autotomy instance release {instance}` switches it on", as_json=json_output)
 
 
 @app.command()
-def release(instance: IdArgument, controller_url: UrlOption = None) -> None:
+def release(instance: IdArgument, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
     """Automation on: what stands by now is decided on, and acted on."""
     from cli.controller import call, report
 
-    report(call("POST", f"{_INSTANCES}/{instance}/release", controller_url, {}), "released")
+    data = call("POST", f"{_INSTANCES}/{instance}/release", controller_url, {})
+    report(data, f"instance {instance}: {data.get('message') or 'the automation is on'}", as_json=json_output)
 
 
 @app.command()

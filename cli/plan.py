@@ -13,6 +13,8 @@ from rich.table import Table
 
 from cli.controller import call
 from cli.screen import print_json, results
+from domain.decision import Action
+from domain.plan import PLANNED_REQUEST_ID
 
 
 def run_plan(instance: int, dead: str, url: str | None, *, as_json: bool) -> None:
@@ -28,7 +30,11 @@ def run_plan(instance: int, dead: str, url: str | None, *, as_json: bool) -> Non
     if found["round"] is None:
         screen.print("No rank would be removed: those that were named were removed before.")
         return
-    _show_round(screen, found["round"])
+    starts = found["decision"]["action"] == Action.SCALE_DOWN and found["round"]["gate"]["allowed"]
+    screen.print()
+    screen.print(_table(_round_rows(found["round"], starts=starts)))
+    if starts:
+        _show_calls(screen, found["round"])
 
 
 def run_explain(instance: int, url: str | None, *, as_json: bool) -> None:
@@ -76,25 +82,32 @@ def _show_decision(screen: Console, found: dict[str, Any]) -> None:
     screen.print(_table((name, value) for name, value in rows if value))
 
 
-def _show_round(screen: Console, planned: dict[str, Any]) -> None:
+def _round_rows(planned: dict[str, Any], *, starts: bool) -> list[tuple[str, str]]:
+    """A round's facts; where none starts, only what it would be about."""
     gate, lease, master = planned["gate"], planned["lease"], planned["master"]
     rows = [
         ("gate", "open" if gate["allowed"] else f"refuses: {', '.join(gate['reason_codes'])}"),
         ("survivors", _ranks(planned["survivors"])),
         ("removed_dp_ranks", _ranks(planned["removed_dp_ranks"])),
+    ]
+    if not starts:
+        return rows
+    margin, bound = lease["apply_margin_sec"], lease["round_bound_sec"]
+    rows += [
         ("master", f"rank {master['rank']}, {master['ip']}:{master['store_port']}" if master else "nobody is left"),
+        ("request id", f"{PLANNED_REQUEST_ID} (placeholder; each round has its own)"),
         ("generation", planned["generation"]),
         ("view revisions", f"withdrawn as {planned['withdraw_revision']}, published as {planned['publish_revision']}"),
         ("lease", f"{lease['lease_sec']:g} s = {lease['sum'].rpartition(' = ')[0]}"),
-        (
-            "",
-            f"apply only with {lease['apply_margin_sec']:g} s of it left; the whole round within {lease['round_bound_sec']:g} s",
-        ),
+        ("", f"apply only with {margin:g} s of it left; the whole round within {bound:g} s"),
     ]
     if lease["engines_give_up_sec"] is not None:
         rows.append(("engines", f"exit by themselves {lease['engines_give_up_sec']:g} s after their own fault"))
-    screen.print()
-    screen.print(_table(rows))
+    return rows
+
+
+def _show_calls(screen: Console, planned: dict[str, Any]) -> None:
+    """Who would be guarded, and the apply bodies."""
     screen.print()
     pods = Table("NodeManager", "survivors", "leaving", "guard", box=None, padding=(0, 2, 0, 0))
     for one in planned["participants"]:

@@ -1,15 +1,22 @@
 """`autotomy status`: the recovery record of each instance, and the processes of the stack."""
 
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from cli.controller import in_words
 from cli.screen import print_json, remarks, results
+from domain.errors import Refused
+from domain.runtime import RuntimeRecord, Waiting, undecided_deaths
 from stack.client import Stack
-from stack.record import ProcessRecord, StackRecord
+from stack.record import ProcessRecord, StackAddresses, StackRecord
 from stack.run_dir import default_run_dir
 
 _TIMEOUT_SEC = 5.0
@@ -37,7 +44,7 @@ def _controller_says(stack: Stack) -> tuple[dict[str, JsonValue], str | None]:
         reply = httpx.get(url, timeout=_TIMEOUT_SEC, trust_env=False)
         body = reply.json()
     except (httpx.HTTPError, ValueError) as error:
-        return {}, f"the Controller API at {url} does not answer: {error or type(error).__name__}"
+        return {}, f"the Controller API at {url} does not answer: {in_words(error)}"
     if reply.status_code != 200 or not isinstance(body, dict) or not isinstance(body.get("data"), dict):
         said = body.get("message") if isinstance(body, dict) else reply.text[:200]
         return {}, f"the Controller API answers {reply.status_code}: {said}"
@@ -66,8 +73,7 @@ def _show(console: Console, stack: Stack, record: StackRecord, data: dict[str, J
         console.print("DP scale-down is off (enable_dp_scale_down)")
     instances = data.get("instances")
     for instance in instances if isinstance(instances, list) else []:
-        if isinstance(instance, dict):
-            _show_instance(console, instance)
+        _show_instance(console, _parsed(instance), record.addresses)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("process", "state", "pid", "restarts", "last exit", "address"):
         table.add_column(heading)
@@ -81,16 +87,53 @@ def _show(console: Console, stack: Stack, record: StackRecord, data: dict[str, J
         console.print(f"Web UI {record.addresses.web_ui_url}   logs {record.run_dir}/logs")
 
 
-def _show_instance(console: Console, instance: dict[str, JsonValue]) -> None:
-    serves = "serves" if instance.get("can_serve") else "does not serve"
-    console.print(f"[bold]instance {instance.get('instance_id')}[/bold]: {instance.get('phase')}, {serves}")
-    console.print(
-        f"  alive {instance.get('alive_dp_ranks')}, committed dead {instance.get('dead_committed')}, "
-        f"generation {instance.get('generation')}, view revision {instance.get('view_revision')}"
+def _parsed(instance: JsonValue) -> RuntimeRecord:
+    try:
+        return RuntimeRecord.model_validate(instance)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise Refused(
+            f"the stack answers with a record of another version ({field}: {first['msg']}); start it anew: "
+            "`autotomy down`, `autotomy up`"
+        ) from None
+
+
+def _show_instance(console: Console, record: RuntimeRecord, addresses: StackAddresses | None) -> None:
+    serves = "serves" if record.can_serve else "does not serve"
+    console.print(f"[bold]instance {record.instance_id}[/bold]: {record.phase}, {serves}")
+    for line in instance_lines(record, addresses, time.time()):
+        console.print(f"  {escape(line)}")
+
+
+def instance_lines(record: RuntimeRecord, addresses: StackAddresses | None, now: float) -> Iterator[str]:
+    """What stands about an instance at `now` (epoch seconds), a fact a line."""
+    yield (
+        f"alive {list(record.alive_dp_ranks)}, committed dead {list(record.dead_committed)}, "
+        f"generation {record.generation}, view revision {record.view_revision}"
     )
-    for name in ("active_strategy", "waiting", "last_error"):
-        if instance.get(name):
-            console.print(f"  {name.replace('_', ' ')}: {instance[name]}")
+    deaths = undecided_deaths(record)
+    if deaths is not None:
+        yield deaths
+    if record.held is not None:
+        yield f"automation off: {record.held} (`autotomy instance release {record.instance_id}`)"
+    if record.waiting is not None:
+        yield f"waits for: {record.waiting.reason}"
+        yield f"{_until(record.waiting, now)}then {record.waiting.then}; more: `autotomy explain {record.instance_id}`"
+    workflow_id = record.strategy_workflow_id or record.last_strategy_workflow_id
+    if workflow_id is not None:
+        url = addresses.workflow_url(workflow_id) if addresses is not None else None
+        word = "strategy" if record.strategy_workflow_id else "last strategy"
+        yield f"{word}: {workflow_id}{f'   {url}' if url else ''}"
+    if record.last_error:
+        yield f"last error: {record.last_error}"
+
+
+def _until(waiting: Waiting, now: float) -> str:
+    if waiting.until is None:
+        return ""
+    at = datetime.fromisoformat(waiting.until)
+    return f"until {at.astimezone(UTC):%H:%M:%S} UTC ({max(0.0, at.timestamp() - now):.0f} s), "
 
 
 def _cells(process: ProcessRecord) -> tuple[str, ...]:

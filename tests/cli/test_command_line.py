@@ -131,3 +131,23 @@ def test_doctor_says_which_temporal_address_it_tried(tmp_path: Path) -> None:
     findings = {finding["check"]: finding for finding in json.loads(shown.stdout)["findings"]}
     assert findings["Temporal server"]["verdict"] == "note"
     assert address in findings["Temporal server"]["detail"]
+
+
+@pytest.mark.parametrize("asked", [("explain", "7"), ("plan", "7", "--dead", "1"), ("instance", "list")])
+def test_a_question_without_a_stack_says_that_none_runs(asked: tuple[str, ...], tmp_path: Path) -> None:
+    with PortLease() as lease:
+        config = tmp_path / "autotomy.yaml"
+        config.write_text(f"controller_url: http://127.0.0.1:{lease.take()}\n")
+        shown = autotomy(*asked, AUTOTOMY_CONFIG=str(config), AUTOTOMY_RUN_DIR=str(tmp_path / "none"))
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"autotomy: no stack runs in {tmp_path / 'none'}; start one with `autotomy up`")
+    assert "Errno" not in shown.stderr
+
+
+def test_a_process_names_itself_as_it_was_called() -> None:
+    assert autotomy("node-manager", "--help").stdout.startswith("usage: autotomy node-manager ")
+
+
+@pytest.mark.parametrize("command", ["hold", "release", "reconfigure", "republish", "list"])
+def test_commands_to_an_instance_have_json_for_programs(command: str) -> None:
+    assert "--json" in autotomy("instance", command, "--help").stdout
