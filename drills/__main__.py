@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worst = max(worst, asyncio.run(_run_table(given, given.out / TABLE if given.out is not None else None)))
         return worst
     except AutotomyError as error:
-        print(f"drill: {error}", file=sys.stderr)
+        print(f"autotomy drill: {error}", file=sys.stderr)
         return _COULD_NOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("drill: interrupted; everything was stopped", file=sys.stderr)
+        print("autotomy drill: interrupted; everything was stopped", file=sys.stderr)
         return _INTERRUPTED
 
 

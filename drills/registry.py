@@ -1,5 +1,6 @@
 """All drills by name, in the order of acceptance A."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -9,6 +10,7 @@ from drills import engine_failure, gate, hardware, idle, off, retry, scale_down
 from drills.drill import Drill
 from drills.restart import Point, Victim, find_cell
 from drills.restart_run import restart_drill
+from drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
 
 _ORDER: Final = (
     "soft-rank",
@@ -55,5 +57,8 @@ def find(name: str) -> Drill:
     """The drill with this name. Raises UnknownDrill."""
     drills = all_drills()
     if name not in drills:
-        raise UnknownDrill(f"no drill is called {name!r}; there are: {', '.join([*drills, 'restart', 'all'])}")
+        every = [*drills, SUPERVISOR_TABLE, "restart", "all"]
+        close = difflib.get_close_matches(name, every, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UnknownDrill(f"no drill is called {name!r}{meant}; there are: {', '.join(every)}")
     return drills[name]

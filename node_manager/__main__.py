@@ -65,7 +65,7 @@ def _config(given: argparse.Namespace) -> NodeManagerConfig:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="node_manager", description="Owns one Pod's engines and carries a round's commands to them."
+        prog="autotomy node-manager", description="Owns one Pod's engines and carries a round's commands to them."
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML; the flags below overrule it")
     parser.add_argument("--host", metavar="IP", help="where to listen (default: pod_ip)")

@@ -44,7 +44,9 @@ def test_every_cell_of_the_table_is_run_once_in_chains_of_its_own_kind() -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["soft-tank"], "no drill is called 'soft-tank'; there are: soft-rank"),
+        (["soft-tank"], "autotomy drill: no drill is called 'soft-tank' (did you mean 'soft-rank'?); there are: soft-rank"),
+        (["nosuch"], "no drill is called 'nosuch'; there are: soft-rank"),
+        (["nosuch"], "supervisor-table"),
         (["restart", "--kill", "everything"], "--kill 'everything': choose one of worker"),
         (["restart", "--at", "dawn"], "--at 'dawn': choose one of before-guard"),
     ],
