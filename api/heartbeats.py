@@ -5,6 +5,8 @@ without the committed ones, exactly. While a round or a late finalize is under w
 committed, or have learned it before this API: then the sets before and after both pass.
 """
 
+from typing import Final
+
 from fastapi import APIRouter, Response
 
 from api.errors import ApiReason
@@ -16,6 +18,8 @@ from domain.messages.strategy import FAULT_MANAGER_WORKFLOW, fault_manager_id
 from domain.runtime import TRANSACTION_PHASES, FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError, success
+
+_MOST_DIGITS: Final = 9
 
 
 def heartbeat_routes(api: Api) -> APIRouter:
@@ -67,7 +71,7 @@ def _ranks_of(topology: Topology, manager: NodeManagerAddress) -> set[int]:
 
 def _named(body: HeartbeatRequest) -> set[int]:
     """The ranks that a heartbeat names; a key that is no rank is never expected, so it makes the set a wrong one."""
-    return {int(key) if key.isascii() and key.isdecimal() else -1 for key in body.endpoints}
+    return {int(key) if key.isascii() and key.isdecimal() and len(key) <= _MOST_DIGITS else -1 for key in body.endpoints}
 
 
 def removed_for(record: RuntimeRecord) -> tuple[int, ...]:

@@ -246,7 +246,7 @@ def _model_of(body: bytes) -> str | None:
     """The request's `model`; None where it leaves the choice to the server."""
     try:
         content = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second: nested deeper than this interpreter reads
         raise _Refusal(openai_error(400, "BadRequestError", f"the body is not JSON: {error}")) from None
     if not isinstance(content, dict):
         raise _Refusal(openai_error(400, "BadRequestError", "the body must be a JSON object"))

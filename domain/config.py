@@ -168,6 +168,15 @@ class FaultToleranceConfig(Strict):
         return self
 
 
+def whole(config: FaultToleranceConfig) -> FaultToleranceConfig:
+    """`config`, as it was sent. Raises `ValueError` where settings were left out: whoever takes a configuration over must
+    not take defaults for what nobody said, and switch the feature off by a `{}`."""
+    missing = sorted(set(FaultToleranceConfig.model_fields) - config.model_fields_set)
+    if missing:
+        raise ValueError(f"a configuration is taken over whole; missing: {', '.join(missing)}")
+    return config
+
+
 def config_warnings(config: FaultToleranceConfig, detection_sec: float = 30.0) -> list[str]:
     """What is allowed but probably not meant; for the log and for `autotomy doctor`.
 

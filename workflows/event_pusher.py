@@ -28,7 +28,7 @@ with workflow.unsafe.imports_passed_through():
 
     from activities.coordinator import CoordinatorActivities
     from activities.errors import from_activity_error
-    from domain.config import FaultToleranceConfig
+    from domain.config import FaultToleranceConfig, whole
     from domain.messages.event_pusher import (
         KEEP_WITHDRAWN_SEC,
         EventPusherState,
@@ -187,7 +187,7 @@ class EventPusher:
                 case _ if name == ANNOUNCE_UPDATE:
                     self._take_announcement(_read(args, CoordinatorRecord))
                 case _ if name == CONFIG_SIGNAL:
-                    self._take_config(_read(args, FaultToleranceConfig))
+                    self._take_config(whole(_read(args, FaultToleranceConfig)))
                 case _ if name == FORGET_SIGNAL:
                     self._take_deletion(_read(args, ForgetInstance))
                 case _:

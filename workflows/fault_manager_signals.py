@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadConverter
 
-from domain.config import FaultToleranceConfig
+from domain.config import FaultToleranceConfig, whole
 from domain.engine import EngineStatus
 from domain.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
 from domain.hardware import HardwareEvidence, fault_key, observed_fault
@@ -235,11 +235,18 @@ def _on_end(state: InstanceState, values: list[Any], now: float) -> InstanceStat
 def _on_config(state: InstanceState, values: list[Any], now: float) -> InstanceState:
     """From now on; a running strategy keeps the one that it was ordered with."""
     config = _parsed(FaultToleranceConfig, values)
+    try:
+        whole(config)
+    except ValueError as error:
+        raise SignalRefused(str(error)) from error
     return state if config == state.config else state.but(config=config, pace_told=None)
 
 
 def _on_terminate(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    removal = _parsed(Removal, values) if values else Removal()
+    """Ends an instance, so it is taken only as it is meant: with both of its fields."""
+    removal = _parsed(Removal, values)
+    if removal.model_fields_set != set(Removal.model_fields):
+        raise SignalRefused('takes {"reason": "…", "stop_engines": true | false}')
     if state.life is Life.ENDING:
         return state
     ended_by = f"the instance was deleted: {removal.reason}" if removal.reason else "the instance was deleted"

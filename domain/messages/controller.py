@@ -55,7 +55,7 @@ class SoftwareFaultReport(Strict):
     """POST /controller/report_software_fault, Motor's single form."""
 
     instance_id: InstanceId
-    pod_ip: str
+    pod_ip: str = Field(min_length=1)
     node_manager_port: Port | None = None
     engine_id: Rank
     engine_status: Annotated[int, Field(strict=True, ge=0, le=2)]
@@ -74,7 +74,7 @@ class HeartbeatRequest(Strict):
 
     job_name: str
     instance_id: InstanceId
-    pod_ip: str
+    pod_ip: str = Field(min_length=1)
     nm_port: Port
     endpoints: dict[str, str]
 

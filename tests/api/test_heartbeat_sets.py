@@ -1,8 +1,10 @@
 """What a heartbeat may name and what it is told, by the instance's phase."""
 
 import pytest
+from pydantic import ValidationError
 
-from api.heartbeats import may_name, removed_for
+from api.heartbeats import _named, may_name, removed_for
+from domain.messages.controller import HeartbeatRequest
 from domain.runtime import FtPhase, RuntimeRecord
 
 
@@ -58,3 +60,14 @@ def test_while_a_round_runs_a_pod_may_know_of_its_end_already_or_not_yet(phase: 
 
 def test_a_headless_pod_names_nobody() -> None:
     assert may_name(set(), set(), record(FtPhase.NORMAL))
+
+
+def test_a_key_with_more_digits_than_python_reads_is_a_wrong_rank_not_an_error() -> None:
+    body = {"job_name": "j", "instance_id": 7, "pod_ip": "127.0.0.2", "nm_port": 1, "endpoints": {"9" * 5000: "normal"}}
+    assert _named(HeartbeatRequest.model_validate(body)) == {-1}
+
+
+def test_a_pod_without_an_ip_is_malformed() -> None:
+    body = {"job_name": "j", "instance_id": 7, "pod_ip": "", "nm_port": 1, "endpoints": {}}
+    with pytest.raises(ValidationError, match="pod_ip"):
+        HeartbeatRequest.model_validate(body)

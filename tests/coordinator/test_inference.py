@@ -246,7 +246,7 @@ async def test_one_models_list_is_the_engines_own(running: RunningCoordinator) -
     assert rank_of(reply) in range(4)
 
 
-@pytest.mark.parametrize("content", ["{nope", "", "[]", '"text"', '{"model": 3}', "\xff\xfe"])
+@pytest.mark.parametrize("content", ["{nope", "", "[]", '"text"', '{"model": 3}', "\xff\xfe", "[" * 100_000])
 async def test_a_body_that_makes_no_sense_is_400_in_openais_shape(running: RunningCoordinator, content: str) -> None:
     reply = await running.inference.post("/v1/completions", content=content.encode("latin-1"))
     assert reply.status_code == 400

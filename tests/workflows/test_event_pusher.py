@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 
+from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EventPusherState
 from domain.messages.strategy import EVENT_PUSHER_ID, CoordinatorRecord
 from tests.activities.fake_coordinators import fake_coordinator
@@ -95,6 +96,7 @@ async def test_ranks_that_the_instance_does_not_have_are_refused(temporal_client
         ("announce_coordinator", ({"url": "x"},)),
         ("announce_coordinator", ([1, 2],)),
         ("config_changed", ("no config",)),
+        ("config_changed", ({"set_interval_sec": 2},)),
         ("forget_instance", ({"instance_id": 1}, {"instance_id": 2})),
         ("no-such-signal", ("anything",)),
     ],
@@ -137,7 +139,7 @@ async def test_views_survive_continue_as_new(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         first = (await pusher(temporal_client).describe()).run_id
         for revision in range(2, 520):
-            await pusher(temporal_client).signal("config_changed", {"set_interval_sec": 0.5 + revision % 2})
+            await pusher(temporal_client).signal("config_changed", FaultToleranceConfig(set_interval_sec=0.5 + revision % 2))
 
         async def renewed() -> bool:
             return (await pusher(temporal_client).describe()).run_id != first

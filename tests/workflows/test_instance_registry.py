@@ -22,6 +22,7 @@ from domain.messages.strategy import (
     RemoveCall,
     fault_manager_id,
 )
+from tests.eventually import eventually
 from tests.workflows.fault_manager_world import PATIENCE_SEC, config, topology
 from workers.controller_worker import workflow_runner
 from workflows.instance_registry import InstanceRegistry
@@ -68,8 +69,8 @@ def new_id() -> int:
     return uuid.uuid4().int % 1_000_000_000
 
 
-async def declare(registry: Registry, instance_id: int, ranks: int = 4) -> RegistryReply:
-    call = DeclareCall(topology=topology(instance_id, ranks), config=config())
+async def declare(registry: Registry, instance_id: int, ranks: int = 4, net: str = "127.0.0") -> RegistryReply:
+    call = DeclareCall(topology=topology(instance_id, ranks, net=net), config=config())
     return await registry.execute_update(InstanceRegistry.declare, call)
 
 
@@ -117,7 +118,7 @@ async def test_an_instance_declared_again_at_once_gets_a_new_faultmanager_when_t
             task_queue=registry.id,
         )
         assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
-        await old.signal("terminate", {"reason": "old"})
+        await old.signal("terminate", {"reason": "old", "stop_engines": False})
         await asyncio.wait_for(old.result(), 10)
         new = await until_running(temporal_client, instance_id)
         assert (await new.describe()).run_id != old.result_run_id
@@ -138,13 +139,33 @@ async def test_nonsense_does_not_hurt_the_registry(temporal_client: Client) -> N
         await (await until_running(temporal_client, instance_id)).terminate()
 
 
+async def test_the_pods_of_an_instance_are_no_other_ones_until_it_is_removed(temporal_client: Client) -> None:
+    async with a_registry(temporal_client) as registry:
+        first, second = new_id(), new_id()
+        assert (await declare(registry, first)).outcome is RegistryOutcome.DECLARED
+        fault_manager = await until_running(temporal_client, first)
+        refused = await declare(registry, second, ranks=2)
+        assert refused.outcome is RegistryOutcome.CONFLICT
+        assert "127.0.0.2:1026" in refused.message
+        assert f"instance {first}" in refused.message
+        assert (await declare(registry, first)).outcome is RegistryOutcome.UNCHANGED
+        await registry.execute_update(InstanceRegistry.remove, RemoveCall(instance_id=first, reason="over", stop_engines=False))
+        await asyncio.wait_for(fault_manager.result(), PATIENCE_SEC)
+        await eventually(lambda: declared_at_last(registry, second), "its Pods are free")
+        await (await until_running(temporal_client, second)).terminate()
+
+
+async def declared_at_last(registry: Registry, instance_id: int) -> bool:
+    return (await declare(registry, instance_id, ranks=2)).outcome is RegistryOutcome.DECLARED
+
+
 async def test_declarations_survive_continue_as_new(temporal_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workflows.instance_registry, "CONTINUE_AS_NEW_AT_EVENTS", 30)
     async with a_registry(temporal_client, sandboxed=False) as registry:
         first_run = (await registry.describe()).run_id
         declared = [new_id() for _ in range(8)]
-        for instance_id in declared:
-            assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        for index, instance_id in enumerate(declared):
+            assert (await declare(registry, instance_id, net=f"127.0.{index}")).outcome is RegistryOutcome.DECLARED
         assert (await registry.describe()).run_id != first_run
         view = await registry.query(InstanceRegistry.instances)
         assert [one.topology.instance_id for one in view.instances] == declared

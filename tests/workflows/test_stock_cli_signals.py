@@ -50,6 +50,9 @@ async def refusal_of(world: World, name: str) -> str:
         ("config_changed", ['{"enable_dp_scale_up":true}'], "enable_dp_scale_down"),
         ("clear_software_fault", ['{"engine":1}'], '{"engine_id": <rank>}'),
         ("terminate", ["3"], "a JSON object, got int"),
+        ("config_changed", ["{}"], "taken over whole"),
+        ("terminate", [], "exactly one input, got 0"),
+        ("terminate", ["{}"], "stop_engines"),
     ],
     ids=[
         "no input",
@@ -65,6 +68,9 @@ async def refusal_of(world: World, name: str) -> str:
         "a contradicting configuration",
         "a clear without rank",
         "a removal by number",
+        "an empty configuration",
+        "a removal without a word",
+        "an empty removal",
     ],
 )
 async def test_nonsense_is_recorded_as_refused_and_changes_nothing(
@@ -78,7 +84,7 @@ async def test_nonsense_is_recorded_as_refused_and_changes_nothing(
 
 
 def _but_for_refusals(record: RuntimeRecord) -> RuntimeRecord:
-    return record.model_copy(update={"rejected_signals": ()})
+    return record.model_copy(update={"rejected_signals": (), "signals_taken": 0})
 
 
 async def test_a_fault_reported_by_hand_counts_and_can_be_cleared_by_hand(world: World, temporal_server: str) -> None:
