@@ -14,7 +14,8 @@ from rich.table import Table
 
 from cli.screen import print_json, remarks, results, run
 from domain.errors import ConfigError
-from stack.client import DownReport, Stack
+from stack.client import Stack
+from stack.lost import DownReport, stop_lost
 from stack.processes import carriers, own_identity, sweep
 from stack.record import EventKind, StackEvent
 from stack.run_dir import RunDir, default_run_dir
@@ -144,7 +145,10 @@ async def _follow(stack: Stack, console: Console) -> None:
 
 
 def run_down(run_dir: Path | None, *, as_json: bool) -> int:
-    """Stop the stack of `run_dir`, also one that a crash left half dead. Returns the exit code."""
+    """Stop the stack of `run_dir`, also one that a crash left half dead or whose files are lost. Returns the exit code.
+
+    Raises StopFailed when something still runs.
+    """
     directory = run_dir or default_run_dir()
     report = run(_down(directory, remarks()))
     if as_json:
@@ -160,13 +164,26 @@ def run_down(run_dir: Path | None, *, as_json: bool) -> int:
 
 
 async def _down(directory: Path, console: Console) -> DownReport | None:
+    """By the record as far as there is one, then by what the kernel knows: only that tells whether all of it is gone."""
     files = RunDir(directory)
-    record = files.read_record()
+    by_record = await _down_by_record(files, console)
+    beyond = await stop_lost(files)
+    return beyond if by_record is None else by_record
+
+
+async def _down_by_record(files: RunDir, console: Console) -> DownReport | None:
+    directory = files.path
+    try:
+        record, locked = files.read_record(), files.is_locked()
+        if record is not None and locked:
+            order = files.read_order()
+    except ConfigError:
+        record = None
     if record is None:
         return None
-    if files.is_locked():
+    if locked:
         console.print(f"stopping the stack in {directory} …")
-        return await Stack(files, files.read_order()).down()
+        return await Stack(files, order).down()
     if not carriers(record.run_id):
         return None
     console.print(f"the supervisor of the stack in {directory} is gone; stopping what is left of it …")

@@ -4,6 +4,7 @@
 |---|---|
 | `spec` | what an installation should look like |
 | `client` | `Stack`: how drills, tests and the command line use one; `launch` is its start |
+| `lost` | how one is seen and stopped whose files are gone |
 | `supervisor` | the process that owns one; `child` is one process in its care, `control` its ear, `watcher` its own guard |
 | `plan`, `environment` | from spec to command lines; `ports` finds free ones |
 | `readiness` | from started to serving |

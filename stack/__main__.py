@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -19,13 +21,32 @@ def main() -> int:
         "--owner", type=ProcessIdentity.parse, metavar="PID:START_TIME", help="stop everything when this process ends"
     )
     parser.add_argument("--lock", type=int, metavar="FD", help="the directory's lock, inherited (default: take it)")
+    parser.add_argument(
+        "--last-words",
+        action="store_true",
+        help="log to stdout; stderr is a pipe to the starter, and gets nothing but why this ended",
+    )
     given = parser.parse_args()
+    last_words = _log_to_stdout() if given.last_words else None
 
     async def supervise(stop: asyncio.Event) -> None:
         run_dir = RunDir(given.run_dir)
-        await Supervisor(run_dir, run_dir.read_order(), given.owner, lock=given.lock).run(stop)
+        try:
+            await Supervisor(run_dir, run_dir.read_order(), given.owner, lock=given.lock).run(stop)
+        except Exception as error:
+            if last_words is not None:
+                with contextlib.suppress(OSError):  # the starter has left
+                    os.write(last_words, f"{error}\n".encode())
+            raise
 
     return run_process("supervisor", supervise)
+
+
+def _log_to_stdout() -> int:
+    """From now on stderr is stdout. Returns what stderr was, which no child inherits."""
+    last_words = os.dup(sys.stderr.fileno())
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+    return last_words
 
 
 if __name__ == "__main__":

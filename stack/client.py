@@ -27,12 +27,13 @@ from typing import Final
 
 import httpx
 
-from domain.errors import Refused, Transient
+from domain.errors import ConfigError, Refused, Transient
 from domain.model import Strict
 from domain.topology import Topology
 from stack import control
 from stack.errors import NoStack
 from stack.launch import OnEvent, prepare, read_events, spawn_supervisor, until_ready
+from stack.lost import DownReport, refuse_if_lost
 from stack.processes import Carrier, ProcessIdentity, carriers, identity_of, is_running, own_identity, send, sweep
 from stack.readiness import published_ranks
 from stack.record import (
@@ -52,18 +53,6 @@ _LOOK_PAUSE_SEC: Final = 0.05
 _SUPERVISOR_SPEAKS_SEC: Final = 15.0
 _DOWN_LIMIT_SEC: Final = 25.0
 _SIMULATOR_WORKER: Final = "autotomy-sim-worker"
-
-
-class DownReport(Strict):
-    """What `down` found. `orphans`: processes that carried the run's id when everything was said to be stopped.
-
-    They were stopped all the same; an empty tuple is the normal case. `clean` is False when the supervisor had to be
-    killed, or was gone already.
-    """
-
-    orphans: tuple[str, ...] = ()
-    clean: bool = True
-    took_sec: float = 0.0
 
 
 class EngineProcesses(Strict):
@@ -140,16 +129,28 @@ class Stack:
 
     @classmethod
     def attach(cls, run_dir: Path) -> "Stack":
-        """The installation that runs in `run_dir`. Raises NoStack, which says whether one was there before."""
+        """The installation that runs in `run_dir`. Raises NoStack, which says whether one was there before.
+
+        Raises RecordLost when one runs whose files are missing or garbled.
+        """
         files = RunDir(run_dir)
-        record = files.read_record()
+        try:
+            record = files.read_record()
+        except ConfigError:
+            refuse_if_lost(files)
+            raise
         if record is None:
+            refuse_if_lost(files)
             raise NoStack(f"no stack runs in {run_dir}; start one with `autotomy up`")
         if not is_running(record.supervisor):
             left = len(carriers(record.run_id))
             what = f"{left} processes of it are left; `autotomy down` stops them" if left else "nothing of it is left"
             raise NoStack(f"the stack in {run_dir} is {_gone_because(record)}; {what}; `autotomy up` starts a new one")
-        return cls(files, files.read_order())
+        try:
+            return cls(files, files.read_order())
+        except ConfigError:
+            refuse_if_lost(files)
+            raise
 
     # --- look ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,18 @@ class PortTaken(StartFailed):
     default_reason = "PORT_IN_USE"
 
 
+class RecordLost(Refused):
+    """A stack runs in that directory, but its files do not tell what it is."""
+
+    default_reason = "RECORD_LOST"
+
+
+class StopFailed(AutotomyError):
+    """Something of the installation still runs; the message says what."""
+
+    default_reason = "STOP_FAILED"
+
+
 class NoStack(Refused):
     """There is no running installation in that directory."""
 

@@ -1,6 +1,7 @@
 """The start of an installation, as its starter sees it: a directory, a supervisor in it, and its word that all is ready."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Final
 from domain.errors import ConfigError
 from stack.environment import base_environment
 from stack.errors import StartFailed
-from stack.processes import ProcessIdentity, sweep
+from stack.processes import ProcessIdentity, carriers, run_ids_in, sweep
 from stack.record import EventKind, StackEvent, StackState
 from stack.run_dir import LaunchOrder, RunDir
 
@@ -20,7 +21,11 @@ OnEvent = Callable[[StackEvent], None]
 
 _LOOK_PAUSE_SEC: Final = 0.05
 _SUPERVISOR_SPEAKS_SEC: Final = 15.0
-_OURS: Final = frozenset({"lock", "logs", "state", "config", "spec.json", "events.jsonl", "control.sock"})
+_EXIT_LIMIT_SEC: Final = 2.0
+_LONGEST_WORDS_BYTES: Final = 1 << 16
+_OURS: Final = frozenset(
+    {"lock", "logs", "state", "config", "spec.json", "spec.new", "stack.new", "events.jsonl", "control.sock"}
+)
 """What a start that got no further than this may have left."""
 
 
@@ -33,15 +38,38 @@ def prepare(files: RunDir, order: LaunchOrder) -> int:
     files.create()
     lock = files.lock()
     try:
-        earlier = files.read_record()
-        if earlier is not None:
-            sweep(earlier.run_id)
+        earlier = _earlier_run(files)
+        _refuse_living_supervisor(files)
+        for run_id in earlier | run_ids_in(files.path):
+            sweep(run_id)
         files.clear()
         files.write_order(order)
     except BaseException:
         os.close(lock)
         raise
     return lock
+
+
+def _earlier_run(files: RunDir) -> frozenset[str]:
+    """Who ran here by the record. Raises ConfigError for a file that is not ours; beside our order it is but garbled."""
+    try:
+        earlier = files.read_record()
+    except ConfigError as unreadable:
+        try:
+            files.read_order()
+        except ConfigError:
+            raise unreadable from None
+        return frozenset()
+    return frozenset() if earlier is None else frozenset({earlier.run_id})
+
+
+def _refuse_living_supervisor(files: RunDir) -> None:
+    """One that lives though the lock was free lost its directory to `rm -r`, unless it is at its very last step."""
+    deadline = time.monotonic() + _EXIT_LIMIT_SEC
+    while any(carrier.process == "supervisor" for run_id in run_ids_in(files.path) for carrier in carriers(run_id)):
+        if time.monotonic() >= deadline:
+            raise files.in_use()
+        time.sleep(_LOOK_PAUSE_SEC)
 
 
 def _refuse_foreign(files: RunDir) -> None:
@@ -52,24 +80,38 @@ def _refuse_foreign(files: RunDir) -> None:
 
 
 def spawn_supervisor(files: RunDir, run_id: str, owner: ProcessIdentity | None, lock: int) -> subprocess.Popen[bytes]:
-    """Start the supervisor of a prepared directory, in a session of its own; it inherits the lock."""
-    command = [sys.executable, "-m", "stack", "--run-dir", str(files), "--lock", str(lock)]
+    """Start the supervisor of a prepared directory, in a session of its own; it inherits the lock.
+
+    Its log is on a disk that may be full. So its last words come through a pipe beside it, which `until_ready` reads.
+    """
+    command = [sys.executable, "-m", "stack", "--run-dir", str(files), "--lock", str(lock), "--last-words"]
     if owner is not None:
         command += ["--owner", str(owner)]
     with files.log_file("supervisor").open("ab") as log:
         return subprocess.Popen(
             command,
-            env=base_environment(run_id, "supervisor"),
+            env=base_environment(run_id, "supervisor", run_dir=files.path),
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             pass_fds=(lock,),
             start_new_session=True,
         )
 
 
 async def until_ready(popen: subprocess.Popen[bytes], files: RunDir, order: LaunchOrder, on_event: OnEvent | None) -> None:
-    """Pass events on until the installation is ready. The supervisor has the deadline; ours is for a mute one."""
+    """Pass events on until the installation is ready. The supervisor has the deadline; ours is for a mute one.
+
+    Raises StartFailed.
+    """
+    try:
+        await _until_ready(popen, files, order, on_event)
+    finally:
+        if popen.stderr is not None:
+            popen.stderr.close()
+
+
+async def _until_ready(popen: subprocess.Popen[bytes], files: RunDir, order: LaunchOrder, on_event: OnEvent | None) -> None:
     told = 0
     deadline = time.monotonic() + order.spec.start_deadline_sec + _SUPERVISOR_SPEAKS_SEC
     while time.monotonic() < deadline:
@@ -82,20 +124,31 @@ async def until_ready(popen: subprocess.Popen[bytes], files: RunDir, order: Laun
                 return
         told = len(events)
         if ended is not None:
-            raise StartFailed(_why_it_ended(ended, files, order))
+            raise StartFailed(_why_it_ended(ended, popen, files, order))
         await asyncio.sleep(_LOOK_PAUSE_SEC)
     raise StartFailed(f"the supervisor said nothing in time; its log is {files.log_file('supervisor')}")
 
 
-def _why_it_ended(code: int, files: RunDir, order: LaunchOrder) -> str:
+def _why_it_ended(code: int, popen: subprocess.Popen[bytes], files: RunDir, order: LaunchOrder) -> str:
     record = files.read_record()
     if record is not None and record.run_id == order.run_id and record.failure is not None:
         return record.failure
     if record is not None and record.run_id == order.run_id and record.state is StackState.STOPPED:
         return "it was told to stop before it was ready"
     log = files.log_file("supervisor")
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    logged = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = (_last_words(popen) or logged).strip().splitlines()
     return f"the supervisor ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}"
+
+
+def _last_words(popen: subprocess.Popen[bytes]) -> str:
+    """What came through the pipe; read without waiting, whoever may hold its other end."""
+    if popen.stderr is None:
+        return ""
+    os.set_blocking(popen.stderr.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(popen.stderr.fileno(), _LONGEST_WORDS_BYTES).decode(errors="replace").strip()
+    return ""
 
 
 def read_events(path: Path) -> list[StackEvent]:

@@ -220,7 +220,7 @@ class _Draft:
         )
 
     def _environment(self, kind: ProcessKind, name: str, pod: str | None) -> dict[str, str]:
-        environment = base_environment(self._run_id, name, pod=pod)
+        environment = base_environment(self._run_id, name, pod=pod, run_dir=self._run_dir.path)
         environment["TEMPORAL_ADDRESS"] = self.addresses.temporal_address
         environment["TEMPORAL_NAMESPACE"] = _NAMESPACE
         environment[CONFIG_VARIABLE] = str(self._config_file)

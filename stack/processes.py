@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Final
 
 RUN_ID_VARIABLE: Final = "AUTOTOMY_RUN_ID"
+RUN_DIR_VARIABLE: Final = "AUTOTOMY_RUN_DIR"
+"""The run directory of its stack, links resolved: what finds a process whose stack's files are lost."""
+
 PROCESS_VARIABLE: Final = "AUTOTOMY_PROCESS"
 """The name of a process in its stack: `worker-0`, `node-manager-1`, `engine-3` (its API server and worker alike)."""
 
@@ -133,7 +136,7 @@ def _carrier(pid: int, wanted: bytes) -> Carrier | None:
         return None
     identity = identity_of(pid)
     try:
-        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        variables = _variables(pid)
         command = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return None
@@ -142,6 +145,25 @@ def _carrier(pid: int, wanted: bytes) -> Carrier | None:
     named = dict(variable.decode(errors="replace").partition("=")[::2] for variable in variables)
     words = tuple(word.decode(errors="replace") for word in command)
     return Carrier(identity, named.get(PROCESS_VARIABLE, ""), named.get(POD_VARIABLE, ""), words)
+
+
+def run_ids_in(run_dir: Path) -> frozenset[str]:
+    """The run ids of all running processes, but for the calling one, whose stack lives in `run_dir`."""
+    wanted = f"{RUN_DIR_VARIABLE}={os.path.realpath(run_dir)}".encode()
+    prefix = f"{RUN_ID_VARIABLE}=".encode()
+    found: set[str] = set()
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            variables = _variables(int(entry.name))
+            if wanted in variables:
+                found |= {word.removeprefix(prefix).decode() for word in variables if word.startswith(prefix)}
+    return frozenset(found)
+
+
+def _variables(pid: int) -> list[bytes]:
+    return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
 
 
 def stop_processes(identities: Iterable[ProcessIdentity], *, grace_sec: float) -> None:

@@ -65,6 +65,10 @@ class RunDir:
         return self.path / "stack.json"
 
     @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
     def events_file(self) -> Path:
         return self.path / "events.jsonl"
 
@@ -107,15 +111,17 @@ class RunDir:
 
     def lock(self) -> int:
         """Become the one supervisor of this directory, until the returned descriptor is closed. Raises RunDirInUse."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise RunDirInUse(
-                f"a stack already runs in {self.path}; stop it with `autotomy down --run-dir {self.path}`"
-            ) from None
+            raise self.in_use() from None
         return descriptor
+
+    def in_use(self) -> RunDirInUse:
+        """What is said to whoever wants to start a second stack here."""
+        return RunDirInUse(f"a stack already runs in {self.path}; stop it with `autotomy down --run-dir {self.path}`")
 
     def is_locked(self) -> bool:
         """Whether a supervisor lives here."""
@@ -148,11 +154,20 @@ class RunDir:
             raise ConfigError(f"{self.spec_file} cannot be read: {error}") from None
 
     def write_order(self, order: LaunchOrder) -> None:
-        """Say what is to be started."""
-        _write_whole(self.spec_file, order.model_dump_json(indent=2))
+        """Say what is to be started. Raises ConfigError where that cannot be written."""
+        try:
+            _write_whole(self.spec_file, order.model_dump_json(indent=2))
+        except OSError as error:
+            raise ConfigError(
+                f"{self.spec_file} cannot be written: {error.strerror}; make room or choose another directory with --run-dir"
+            ) from None
 
 
 def _write_whole(path: Path, text: str) -> None:
     scratch = path.with_suffix(".new")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise

@@ -173,7 +173,7 @@ class Supervisor:
         try:
             await child.keep_running()
         except OSError as error:  # its program or its log file is gone: nothing that a restart would mend
-            self._failure = f"{child.name} cannot be started: {error}"
+            self._failure = self._failure or f"{child.name} cannot be started: {error}"
             self._going_down.set()
 
     def _start_watcher(self) -> None:
@@ -181,7 +181,7 @@ class Supervisor:
             name="watcher",
             kind=ProcessKind.WATCHER,
             command=(sys.executable, "-m", "stack.watcher", str(own_identity()), self._order.run_id),
-            environment=base_environment(self._order.run_id, "watcher"),
+            environment=base_environment(self._order.run_id, "watcher", run_dir=self._run_dir.path),
             log_file=self._run_dir.log_file("watcher"),
         )
         self._watcher = Child(plan, self._on_event, self._on_exit)
@@ -312,10 +312,15 @@ class Supervisor:
         self._say(event, detail=detail)
 
     def _say(self, event: EventKind, *, name: str = "", pid: int | None = None, detail: str = "") -> None:
-        self._run_dir.write_record(self._record())
+        """Write it down. A stack that cannot is of no use to anybody: it goes down, and nothing keeps it from that."""
         line = StackEvent(mono=time.monotonic(), time=_wall_time(), event=event, name=name, pid=pid, detail=detail)
-        with self._run_dir.events_file.open("a", encoding="utf-8") as file:
-            file.write(line.model_dump_json(exclude_defaults=True) + "\n")
+        try:
+            self._run_dir.write_record(self._record())
+            with self._run_dir.events_file.open("a", encoding="utf-8") as file:
+                file.write(line.model_dump_json(exclude_defaults=True) + "\n")
+        except OSError as error:
+            self._failure = self._failure or f"{self._run_dir} cannot be written: {error.strerror}; make room there"
+            self._going_down.set()
 
     def _record(self) -> StackRecord:
         me = own_identity()

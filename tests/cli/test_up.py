@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from stack.client import Stack
 from stack.processes import carriers
 from stack.run_dir import RunDir
@@ -129,3 +131,21 @@ async def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
     assert "had been left behind and were stopped" in stopped.stdout
     assert carriers(stack.run_id) == []
     assert not (await stack.down()).clean
+
+
+@pytest.mark.parametrize("garbage", [None, "{"])
+async def test_a_running_stack_whose_record_is_lost_is_seen_and_stopped(tmp_path: Path, garbage: str | None) -> None:
+    stack = await Stack.launch(StackSpec.shaped(1, 1, declare=False, web_ui=False), tmp_path)
+    for file in (stack.run_dir.record_file, stack.run_dir.spec_file):
+        file.unlink() if garbage is None else file.write_text(garbage)
+    try:
+        seen = await asyncio.to_thread(autotomy, "status", "--run-dir", str(tmp_path))
+        assert (seen.returncode, "a stack runs in" in seen.stderr) == (2, True), seen.stderr
+        assert f"autotomy down --run-dir {tmp_path}" in seen.stderr
+        again = await asyncio.to_thread(autotomy, "up", *SMALL, "--run-dir", str(tmp_path))
+        assert (again.returncode, "already runs" in again.stderr) == (2, True), again.stderr
+        stopped = await asyncio.to_thread(autotomy, "down", "--run-dir", str(tmp_path))
+        assert (stopped.returncode, "stopped in" in stopped.stdout) == (0, True), stopped.stdout + stopped.stderr
+        assert carriers(stack.run_id) == []
+    finally:
+        await stack.down()

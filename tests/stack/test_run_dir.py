@@ -1,16 +1,21 @@
 """One supervisor a directory; what an earlier one left is known for what it is."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from domain.errors import ConfigError
 from stack.client import Stack
-from stack.errors import NoStack
-from stack.launch import prepare
+from stack.environment import base_environment
+from stack.errors import NoStack, RecordLost, StartFailed, StopFailed
+from stack.launch import prepare, spawn_supervisor, until_ready
+from stack.lost import stop_lost
 from stack.processes import RUN_ID_VARIABLE, identity_of
 from stack.record import StackRecord, StackState
 from stack.run_dir import LaunchOrder, RunDir, RunDirInUse, default_run_dir
@@ -121,3 +126,96 @@ def test_the_record_of_a_running_supervisor_is_attached_to(tmp_path: Path) -> No
         assert Stack.attach(tmp_path).run_id == ORDER.run_id
     finally:
         running.communicate(b"\n")
+
+
+@contextlib.contextmanager
+def left_running(run_dir: RunDir, name: str = "engine-0", run_id: str = ORDER.run_id) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the stack in `run_dir`, found by its environment alone."""
+    left = subprocess.Popen(["sleep", "100"], env=base_environment(run_id, name, run_dir=run_dir.path))
+    try:
+        yield left
+    finally:
+        left.kill()
+        left.wait()
+
+
+@pytest.mark.parametrize("record_text", [None, "", "{", '{"tabby": 1}'])
+def test_attach_says_that_a_stack_runs_whose_record_is_lost(tmp_path: Path, record_text: str | None) -> None:
+    run_dir = RunDir(tmp_path)
+    held = run_dir.lock()
+    if record_text is not None:
+        run_dir.record_file.write_text(record_text)
+    try:
+        with pytest.raises(RecordLost, match=r"a stack runs in .*stack\.json.*`autotomy down --run-dir .*` stops it"):
+            Stack.attach(tmp_path)
+    finally:
+        os.close(held)
+
+
+async def test_a_stack_without_files_is_stopped_by_what_its_processes_carry(tmp_path: Path) -> None:
+    run_dir, other = RunDir(tmp_path / "one"), RunDir(tmp_path / "other")
+    with left_running(run_dir) as left, left_running(other, run_id="fedcba9876543210") as spared:
+        with pytest.raises(RecordLost):
+            Stack.attach(run_dir.path)
+        report = await stop_lost(run_dir)
+        assert report is not None
+        assert [orphan.split(" ")[0] for orphan in report.orphans] == ["engine-0"]
+        assert left.wait(5) != 0
+        assert spared.poll() is None
+    assert await stop_lost(run_dir) is None
+
+
+async def test_a_stack_that_cannot_be_found_is_not_said_to_be_stopped(tmp_path: Path) -> None:
+    held = RunDir(tmp_path).lock()  # by this process, which belongs to no stack and has no control socket
+    try:
+        with pytest.raises(StopFailed, match=f"pid {os.getpid()}"):
+            await stop_lost(RunDir(tmp_path), within_sec=0.2)
+    finally:
+        os.close(held)
+
+
+def test_a_running_stack_whose_directory_was_removed_is_not_started_over(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "removed")
+    with left_running(run_dir, "supervisor") as supervisor:
+        with pytest.raises(RunDirInUse, match="autotomy down"):
+            prepare(run_dir, ORDER)
+        assert supervisor.poll() is None
+
+
+def test_a_garbled_record_beside_our_order_does_not_stand_in_the_way_of_a_start(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    os.close(prepare(run_dir, ORDER))
+    run_dir.record_file.write_text("{")
+    os.close(prepare(run_dir, ORDER))
+    assert run_dir.read_record() is None
+
+
+@contextlib.contextmanager
+def no_room() -> Iterator[None]:
+    """Files of this process, and of those that it starts, cannot grow: as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_supervisor_that_can_write_nothing_says_why_all_the_same(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    lock = prepare(run_dir, ORDER)
+    with no_room():
+        supervisor = spawn_supervisor(run_dir, ORDER.run_id, None, lock)
+    os.close(lock)
+    stack = Stack(run_dir, ORDER, popen=supervisor)
+    try:
+        with pytest.raises(StartFailed, match=f"{tmp_path}.*File too large"):
+            await until_ready(supervisor, run_dir, ORDER, None)
+    finally:
+        await stack.down()
+
+
+def test_an_order_that_cannot_be_written_is_refused_and_leaves_no_scraps(tmp_path: Path) -> None:
+    with no_room(), pytest.raises(ConfigError, match=r"File too large.*--run-dir"):
+        prepare(RunDir(tmp_path), ORDER)
+    os.close(prepare(RunDir(tmp_path), ORDER))
