@@ -176,7 +176,7 @@ class NodeManagerActivities:
     async def stop_pods(self, call: StopPodsCall) -> None:
         """Step 10: once, best effort. What goes wrong is logged and changes nothing."""
         async with attempt("stop_pods"):
-            request = StopRequest(generation=call.generation)
+            request = StopRequest(generation=call.generation, instance_id=call.instance_id)
             answers = await concurrently(
                 settled(self._client(manager).stop(request, call.request_timeout_sec)) for manager in call.managers
             )

@@ -110,7 +110,7 @@ class RebuildActivities:
     async def _stop_engines(self, manager: NodeManagerAddress, call: StopNodeManagersCall, run: Attempt) -> None:
         """Returns when the engines are gone. Raises Transient when they are not by the deadline, Refused."""
         client = self._client(manager)
-        request = EngineRestartRequest(action=EngineRestartAction.STOP, generation=call.generation)
+        request = EngineRestartRequest(action=EngineRestartAction.STOP, generation=call.generation, instance_id=call.instance_id)
 
         async def ask(timeout_sec: float) -> EngineRestartReply:
             return await unless_stopping(client.engine_restart(request, timeout_sec))
@@ -130,7 +130,7 @@ class RebuildActivities:
             before = lives[str(manager)] = alive.incarnation
             run.remember(Lives(before=lives))
             run.heartbeat()
-        request = StopRequest(generation=call.generation, incarnation=before)
+        request = StopRequest(generation=call.generation, incarnation=before, instance_id=call.instance_id)
 
         async def ask(timeout_sec: float) -> StopReply:
             return await client.stop(request, timeout_sec)

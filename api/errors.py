@@ -14,6 +14,7 @@ class ApiReason(StrEnum):
     CONTRADICTS = "CONTRADICTS"  # 409: a Pod registers with another shape than the others of its instance
     SEAT_TAKEN = "SEAT_TAKEN"  # 409: a newer Pod has that node_rank
     ADDRESS_TAKEN = "ADDRESS_TAKEN"  # 409: that Pod has another node_rank already
+    OTHER_INSTANCE = "OTHER_INSTANCE"  # 409: another instance owns the NodeManager that registers
     REFUSED = "REFUSED"  # 409: the FaultManager refuses the command; its own reason is in `outcome`
 
 

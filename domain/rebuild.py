@@ -179,6 +179,7 @@ class _Rebuild:
             generation=self._order.generation,
             request_timeout_sec=self._config.request_timeout_sec,
             deadline_at=now + _STOP_SHARE * max(0.0, self._deadline_at - now),
+            instance_id=self._order.instance_id,
         )
         pods_restart = isinstance(self._order, ReconfigurationOrder)
         stop = self._ports.stop_node_managers if pods_restart else self._ports.stop_engines

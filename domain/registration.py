@@ -11,12 +11,16 @@ from the order of arrival. When all seats are taken the seats *are* the topology
 | from another address | replaces a Pod that is gone | refused: the topology names the other one |
 | after it was replaced, same life | refused: two Pods claim one seat, the newer has it | – |
 | and contradicts the others | refused, with the field | refused, with the field |
+| at an address that another instance owns | refused, with the owner | refused, with the owner |
+
+A NodeManager belongs to one instance, whether that was declared or assembled: two would stop each other's engines, for
+their generations cannot be compared. An instance owns its addresses until it was removed and its FaultManager knows.
 
 The capability of the instance is what **all** Pods say. One that says nothing makes it unknown, two that differ make it
 inconsistent; the instance runs all the same, and the gate refuses to shrink it with that reason.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 from pydantic import Field
@@ -25,7 +29,7 @@ from domain.engine import FtCapability
 from domain.messages.registration import Hold, PodRegistration, RegisterRequest
 from domain.model import InstanceId, Strict
 from domain.runtime import TRANSACTION_PHASES, FtPhase
-from domain.topology import Endpoint, NodeManagerPlace, Topology
+from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, Topology
 
 DISPLACED_KEPT = 64
 
@@ -39,6 +43,7 @@ class Admission(StrEnum):
     CONTRADICTS = "CONTRADICTS"  # another model, role, size or shape than the Pods before it
     SEAT_TAKEN = "SEAT_TAKEN"  # a newer Pod has this node_rank
     ADDRESS_TAKEN = "ADDRESS_TAKEN"  # the same Pod has another node_rank already
+    OTHER_INSTANCE = "OTHER_INSTANCE"  # another instance owns this NodeManager's address
     FOREIGN_POD = "FOREIGN_POD"  # the assembled topology has no such Pod, or not with these ranks
 
     @property
@@ -93,6 +98,44 @@ class Admitted(Strict):
     assembly: Assembly
     admission: Admission
     message: str
+
+
+class Owner(Strict):
+    """The instance that a NodeManager belongs to."""
+
+    instance_id: InstanceId
+    address: NodeManagerAddress
+
+    @property
+    def message(self) -> str:
+        return (
+            f"NodeManager {self.address} belongs to instance {self.instance_id}: end that one first "
+            f"(POST /controller/terminate_instance stops its engines too), or correct the address"
+        )
+
+
+def other_owner(
+    addresses: Iterable[NodeManagerAddress],
+    topologies: Iterable[Topology],
+    assemblies: Iterable[Assembly],
+    ending: Mapping[int, tuple[NodeManagerAddress, ...]],
+    *,
+    than: InstanceId | None,
+) -> Owner | None:
+    """The first instance but `than` that owns one of these addresses: it lives, is being assembled, or is `ending`."""
+    wanted = tuple(addresses)
+    for topology in topologies:
+        if topology.instance_id != than and (held := _first(wanted, topology.has_manager)) is not None:
+            return Owner(instance_id=topology.instance_id, address=held)
+    owned = {one.instance_id: tuple(seat.pod.address for seat in one.seats.values()) for one in assemblies}
+    for instance_id, theirs in [*owned.items(), *ending.items()]:
+        if instance_id != than and (held := _first(wanted, theirs.__contains__)) is not None:
+            return Owner(instance_id=instance_id, address=held)
+    return None
+
+
+def _first(addresses: tuple[NodeManagerAddress, ...], is_held: Callable[[NodeManagerAddress], bool]) -> NodeManagerAddress | None:
+    return next((address for address in addresses if is_held(address)), None)
 
 
 def number_for(request: RegisterRequest, remembered: Mapping[str, int], taken: Iterable[int], next_id: int) -> int:

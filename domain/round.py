@@ -125,7 +125,10 @@ async def commit(ledger: RoundLedger, ports: RoundPorts) -> None:
     if ledger.order.config.enable_dp_scale_up and newly:  # step 10
         ports.stop_pods(
             StopPodsCall(
-                managers=newly, generation=ledger.order.generation, request_timeout_sec=ledger.config.request_timeout_sec
+                managers=newly,
+                generation=ledger.order.generation,
+                request_timeout_sec=ledger.config.request_timeout_sec,
+                instance_id=ledger.order.instance_id,
             )
         )
 

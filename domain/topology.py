@@ -141,6 +141,9 @@ class Topology(Strict):
     def managers(self) -> tuple[NodeManagerAddress, ...]:
         return tuple(place.address for place in self.node_managers)
 
+    def has_manager(self, address: NodeManagerAddress) -> bool:
+        return address in self._managers_at.get(address.ip, ())
+
     def ranks_of(self, manager: NodeManagerAddress) -> tuple[int, ...]:
         """The routable ranks behind one NodeManager, ascending."""
         return tuple(sorted(e.id for e in self.endpoints if not e.headless and self.manager_of(e) == manager))

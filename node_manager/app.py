@@ -63,16 +63,16 @@ def _add_life_routes(app: FastAPI, node: NodeManager) -> None:
     async def stop(request: StopRequest) -> StopReply:
         if request.incarnation is not None and request.incarnation != node.incarnation:
             return StopReply(status="ignored", incarnation=node.incarnation)
-        node.daemon.stop(request.generation)
+        node.daemon.stop(request.generation, request.instance_id)
         return StopReply(status="stopping", incarnation=node.incarnation)
 
     @app.post("/node-manager/engine-restart")
     async def engine_restart(request: EngineRestartRequest) -> EngineRestartReply:
         if request.action is EngineRestartAction.RESTART:
-            node.daemon.restart_engines(request.generation)
+            node.daemon.restart_engines(request.generation, request.instance_id)
             return EngineRestartReply(status="restarting", incarnation=node.incarnation)
         if request.action is EngineRestartAction.STOP:
-            gone = node.daemon.stop_engines(request.generation)
+            gone = node.daemon.stop_engines(request.generation, request.instance_id)
             return EngineRestartReply(status="stopped" if gone else "stopping", incarnation=node.incarnation)
         aborted = node.daemon.abort_restart()
         return EngineRestartReply(status="aborted" if aborted else "unchanged", incarnation=node.incarnation)

@@ -26,7 +26,7 @@ from engine.identity import ProcessIdentity, process_table
 from engine.process import Loss, ProcessTree
 from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.engines import Engines
-from node_manager.fence import Refusal, old_generation
+from node_manager.fence import Refusal, old_generation, other_instance
 from node_manager.journal import EngineRecord, Journal, JournalError, Standing
 from node_manager.managed_engine import ManagedEngine, compiled_title, is_mine, own_endpoints, placeholder_values
 from node_manager.poller import Poller
@@ -92,9 +92,10 @@ class Daemon:
         if self.stopping:
             raise CommandRefused(Refusal(NodeManagerReason.STOPPING, "this NodeManager is about to exit; start its next life"))
         standing, current = self._journal.standing, self._journal.start
+        self._check_instance(request.instance_id)
         if (refusal := old_generation(request.generation, standing.highest_generation)) is not None:
             raise CommandRefused(refusal)
-        if current is not None and current.generation == request.generation:
+        if current is not None and (current.instance_id, current.generation) == (request.instance_id, request.generation):
             return self._start_reply(request, unchanged=True)
         self._check_startable(request)
         own = {endpoint.id for endpoint in own_endpoints(request, self._config.pod_ip, self._config.port)}
@@ -118,9 +119,10 @@ class Daemon:
         self._go_on(launch=True)
         return self._start_reply(request, unchanged=False)
 
-    def restart_engines(self, generation: int | None) -> None:
+    def restart_engines(self, generation: int | None, instance_id: int | None = None) -> None:
         """New engines under the same start. Raises `CommandRefused`, `JournalError`."""
         standing, start = self._journal.standing, self._journal.start
+        self._check_instance(instance_id)
         if (refusal := old_generation(generation, standing.highest_generation)) is not None:
             raise CommandRefused(refusal)
         if start is None or self.stopping:
@@ -140,7 +142,7 @@ class Daemon:
         self._go_on(launch=False)
         return True
 
-    def stop_engines(self, generation: int | None) -> bool:
+    def stop_engines(self, generation: int | None, instance_id: int | None = None) -> bool:
         """Ends all engines, forgets the start, and waits for another one. True once they are gone.
 
         Repeated after the start of this generation it changes nothing: the engines that it meant are gone. Raises
@@ -149,6 +151,7 @@ class Daemon:
         if self.stopping:
             raise CommandRefused(Refusal(NodeManagerReason.STOPPING, "this NodeManager is about to exit; ask its next life"))
         standing, start = self._journal.standing, self._journal.start
+        self._check_instance(instance_id)
         if (refusal := old_generation(generation, standing.highest_generation)) is not None:
             raise CommandRefused(refusal)
         if start is None or (generation is not None and start.generation >= generation):
@@ -160,13 +163,14 @@ class Daemon:
         self._go_on(launch=False)
         return not self._leftovers
 
-    def stop(self, generation: int | None) -> None:
+    def stop(self, generation: int | None, instance_id: int | None = None) -> None:
         """Ends all engines, forgets the start, then sets `exit_wanted`. Raises `CommandRefused`.
 
         Also over a broken journal: what this process knows of is ended all the same.
         """
         if self.stopping:
             return
+        self._check_instance(instance_id)
         if self._journal.broken is None:
             standing = self._journal.standing
             if (refusal := old_generation(generation, standing.highest_generation)) is not None:
@@ -352,6 +356,14 @@ class Daemon:
         for engine in self._engines.take_all():
             engine.record = engine.record.model_copy(update={"leftover": True})
             self._leftovers.append(engine)
+
+    def _check_instance(self, instance_id: int | None) -> None:
+        """Whose engines run, or are about to, commands this Pod: until it was stopped, or all of them have ended."""
+        start = self._engines.start
+        runs = bool(self._engines.missing) or any(engine.loss is None for engine in self._engines.all())
+        owner = start.instance_id if start is not None and runs else None
+        if (refusal := other_instance(instance_id, owner)) is not None:
+            raise CommandRefused(refusal)
 
     def _check_startable(self, request: StartRequest) -> None:
         own = own_endpoints(request, self._config.pod_ip, self._config.port)

@@ -260,6 +260,14 @@ def old_generation(generation: int | None, highest: int) -> Refusal | None:
     return None
 
 
+def other_instance(instance_id: int | None, owner: int | None) -> Refusal | None:
+    """The fence between instances, whose generations cannot be compared. `owner`: whose engines run here; None: nobody's."""
+    if instance_id is None or owner is None or instance_id == owner:
+        return None
+    why = f"engines of instance {owner} run here, instance {instance_id} may not touch them: stop instance {owner} first"
+    return Refusal(NodeManagerReason.OTHER_INSTANCE, why)
+
+
 def voided_by_start(transaction: Transaction, generation: int) -> bool:
     """Whether a start of `generation` ends this open transaction: its instance was rebuilt under it."""
     return transaction.verdict is None and transaction.generation is not None and transaction.generation < generation

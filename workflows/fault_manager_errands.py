@@ -354,6 +354,7 @@ class FaultManagerErrands:
             generation=state.generation,
             request_timeout_sec=self._timeout_sec,
             deadline_at=now() + STOP_LIMIT_SEC,
+            instance_id=state.instance_id,
         )
         result = await self._call(
             FaultManagerActivity.STOP_NODE_MANAGERS, call, StopNodeManagersResult, STOP_LIMIT_SEC, "stop the instance's engines"

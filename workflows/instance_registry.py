@@ -9,7 +9,8 @@ Pods take their seats by the rules of `domain.registration`. The last one makes 
 registered instance is as good as a declared one: its FaultManager sends the start command to each Pod. An assembly that is
 not complete in time is given up, and the Pods that are still there begin it anew: that is how Pods that are gone drop out.
 
-A topology never changes while the instance lives: another declaration of the same id is a conflict, not a change.
+A topology never changes while the instance lives: another declaration of the same id is a conflict, not a change. So is
+one that names a NodeManager of another instance: whoever owns a Pod keeps it until it was removed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from domain.config import FaultToleranceConfig
+    from domain.config import FaultToleranceConfig, whole
     from domain.instance import REJECTED_SIGNALS_KEPT, iso
     from domain.messages.strategy import (
         CONFIG_SIGNAL,
@@ -45,15 +46,17 @@ with workflow.unsafe.imports_passed_through():
         Admission,
         Admitted,
         Assembly,
+        Owner,
         admit,
         assembled_for,
         founded,
         number_for,
+        other_owner,
         place_of,
         topology_of,
     )
     from domain.runtime import RejectedSignal
-    from domain.topology import Topology
+    from domain.topology import NodeManagerAddress, Topology
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 8_000
 RETRY_SEC: Final = 5.0
@@ -99,6 +102,8 @@ class InstanceRegistry:
             return self._reply(RegistryOutcome.UNCHANGED, f"instance {instance_id} is declared already")
         if any(assembly.instance_id == instance_id for assembly in self._state.assemblies):
             return self._reply(RegistryOutcome.CONFLICT, f"instance {instance_id} is being assembled from Pods that registered")
+        if (owner := self._other_owner(call.topology.managers, than=instance_id)) is not None:
+            return self._reply(RegistryOutcome.CONFLICT, owner.message)
         self._add(call.topology, call.config)
         return self._reply(RegistryOutcome.DECLARED, f"instance {instance_id} is declared; its FaultManager assembles it")
 
@@ -127,6 +132,9 @@ class InstanceRegistry:
         if topology is not None:
             return self._rejoin(topology, call)
         assembly = next((one for one in self._state.assemblies if one.job_name == request.job_name), None)
+        number = assembly.instance_id if assembly is not None else None
+        if (owner := self._other_owner((request.address,), than=number)) is not None:
+            return self._registered(owner.instance_id, Admission.OTHER_INSTANCE, owner.message)
         if assembly is None:
             return self._found(call)
         admitted = admit(assembly, request)
@@ -185,7 +193,8 @@ class InstanceRegistry:
         if any(assembly.instance_id == call.instance_id for assembly in self._state.assemblies):
             self._forget_assemblies(lambda assembly: assembly.instance_id == call.instance_id)
             return self._reply(RegistryOutcome.REMOVED, f"instance {call.instance_id} is not assembled any more")
-        if self._find(call.instance_id) is None:
+        known = self._find(call.instance_id)
+        if known is None:
             return self._reply(RegistryOutcome.UNKNOWN, f"there is no instance {call.instance_id}")
         self._become(
             instances=tuple(one for one in self._state.instances if one.topology.instance_id != call.instance_id),
@@ -197,6 +206,7 @@ class InstanceRegistry:
                 **self._state.to_end,
                 call.instance_id: Removal(reason=call.reason, stop_engines=call.stop_engines),
             },
+            ending={**self._state.ending, call.instance_id: known.topology.managers},
         )
         return self._reply(RegistryOutcome.REMOVED, f"instance {call.instance_id} is being taken down")
 
@@ -221,7 +231,7 @@ class InstanceRegistry:
             if len(values) != 1:
                 raise ValueError(f"takes exactly one input, got {len(values)}")
             converter = workflow.payload_converter()
-            config = converter.from_payload(values[0].payload, FaultToleranceConfig)
+            config = whole(converter.from_payload(values[0].payload, FaultToleranceConfig))
             self._become(configs=dict.fromkeys(self._state.configs, config))
         except Exception as error:
             refused = RejectedSignal(at=iso(_now()), name=name, reason=str(error)[:300], payload="")
@@ -229,6 +239,11 @@ class InstanceRegistry:
 
     def _find(self, instance_id: int) -> RegisteredInstance | None:
         return next((one for one in self._state.instances if one.topology.instance_id == instance_id), None)
+
+    def _other_owner(self, addresses: Sequence[NodeManagerAddress], than: int | None) -> Owner | None:
+        state = self._state
+        topologies = (one.topology for one in state.instances)
+        return other_owner(addresses, topologies, state.assemblies, state.ending, than=than)
 
     def _reply(self, outcome: RegistryOutcome, message: str) -> RegistryReply:
         return RegistryReply(outcome=outcome, message=message, version=self._state.version)
@@ -281,7 +296,7 @@ class InstanceRegistry:
                 await handle.signal(TERMINATE_SIGNAL, removal)
             except FailureError as error:
                 workflow.logger.info("no FaultManager to end", extra={"instance": instance_id, "why": str(error)})
-            self._become(to_end=_without(self._state.to_end, instance_id))
+            self._become(to_end=_without(self._state.to_end, instance_id), ending=_without(self._state.ending, instance_id))
 
     def _show(self) -> None:
         lines = [f"## {len(self._state.instances)} instances", "", "| instance | job | model | ranks |", "|---|---|---|---|"]

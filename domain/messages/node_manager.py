@@ -38,6 +38,7 @@ class NodeManagerReason(StrEnum):
     NOT_STARTED = "NOT_STARTED"  # no start command has been taken yet: no endpoints are known
     JOURNAL = "JOURNAL"  # the journal cannot be read or written: fails closed
     NO_ENGINE_COMMAND = "NO_ENGINE_COMMAND"  # the config file describes no engine for an endpoint, or its program is missing
+    OTHER_INSTANCE = "OTHER_INSTANCE"  # engines of another instance run here: that one must be stopped first
     STOPPING = "STOPPING"  # told to stop, about to exit; its next life can be started
 
 
@@ -155,7 +156,8 @@ class StartRequest(Strict):
     """POST /node-manager/start: become part of this instance, under this generation.
 
     Repeated with the same generation it changes nothing; with a newer one, engines of the older generation that still
-    run are stopped first. Retired ids are reset to `dead_committed`; ranks in it are not started.
+    run are stopped first. While engines of another instance run it is refused (OTHER_INSTANCE). Retired ids are reset to
+    `dead_committed`; ranks in it are not started.
     """
 
     job_name: str
@@ -181,10 +183,12 @@ class StopRequest(Strict):
     """POST /node-manager/stop: stop the engines, then exit so that the Pod restarts.
 
     A NodeManager whose incarnation is not `incarnation` ignores it (it already is a newer life); an old generation is refused.
+    `instance_id` (ours): whose engines are meant; while those of another instance run, it is refused.
     """
 
     generation: Generation | None = None
     incarnation: str | None = None
+    instance_id: InstanceId | None = None
 
 
 class StopReply(Tolerant):
@@ -202,10 +206,12 @@ class EngineRestartRequest(Strict):
     """POST /node-manager/engine-restart: new engines under the same start, or give up on one that is under way.
 
     `stop` (ours) ends the engines of older generations without ending the NodeManager; repeated, it tells whether they are gone.
+    `instance_id` (ours): as in a `StopRequest`.
     """
 
     action: EngineRestartAction
     generation: Generation | None = None
+    instance_id: InstanceId | None = None
 
 
 class EngineRestartReply(Tolerant):
@@ -292,7 +298,7 @@ class PodReport(Strict):
     """POST /controller/report_software_fault, our form: all changes that one poll of one Pod saw."""
 
     instance_id: InstanceId
-    pod_ip: str
+    pod_ip: str = Field(min_length=1)
     node_manager_port: Port
     incarnation: str
     reports: Annotated[tuple[RankReport, ...], Field(min_length=1, max_length=4096)]

@@ -210,6 +210,7 @@ class StopPodsCall(Strict):
     managers: tuple[NodeManagerAddress, ...]
     generation: Generation
     request_timeout_sec: float
+    instance_id: InstanceId | None = None
 
 
 class StepReport(Strict):

@@ -374,7 +374,8 @@ class StopNodeManagersCall(Strict):
     each is back in a new life; `stop_engines` leaves the NodeManagers running.
 
     An unreachable NodeManager is retried until `deadline_at` and then reported in `unreachable`. One in `may_be_gone` is
-    asked once; where nobody answers it counts as stopped.
+    asked once; where nobody answers it counts as stopped. `instance_id`: whose engines are meant; a NodeManager of another
+    instance refuses.
     """
 
     managers: tuple[NodeManagerAddress, ...]
@@ -382,6 +383,7 @@ class StopNodeManagersCall(Strict):
     generation: Generation
     request_timeout_sec: float
     deadline_at: float
+    instance_id: InstanceId | None = None
 
 
 class StopNodeManagersResult(Strict):
@@ -666,7 +668,7 @@ class RegistryStart(Strict):
     """Input of `InstanceRegistry`; the fields are carried over continue-as-new, a first start gives none.
 
     `to_start`: instances whose FaultManager is to be started, and until when it is tried (epoch seconds). `to_end`: those
-    whose FaultManager has not been told yet to take them down.
+    whose FaultManager has not been told yet to take them down; `ending`: their NodeManagers, which are not free before that.
     """
 
     instances: tuple[RegisteredInstance, ...] = ()
@@ -674,6 +676,7 @@ class RegistryStart(Strict):
     configs: dict[int, FaultToleranceConfig] = Field(default_factory=dict)
     to_start: dict[InstanceId, float] = Field(default_factory=dict)
     to_end: dict[InstanceId, Removal] = Field(default_factory=dict)
+    ending: dict[InstanceId, tuple[NodeManagerAddress, ...]] = Field(default_factory=dict)
     rejected_signals: tuple[RejectedSignal, ...] = ()
     assemblies: tuple[Assembly, ...] = ()
     lives: dict[int, dict[str, str]] = Field(default_factory=dict)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.fake_engine import FakeEngine, serving
 from tests.node_manager.controller import FakeController
-from tests.node_manager.pod import Pod, reason, running_pod, until
+from tests.node_manager.pod import Pod, alive, reason, running_pod, until
 
 FT_COMMANDS = ["status", "guard", "apply", "finalize", "probe", "pace"]
 
@@ -196,3 +196,31 @@ async def test_broken_journal_refuses_every_command_and_says_so(tmp_path: Path, 
 async def test_metrics_tell_the_guard(pod: Pod) -> None:
     await pod.guard()
     assert "autotomy_node_manager_guard_live 1.0" in (await pod.http.get("/metrics")).text
+
+
+async def test_another_instance_neither_stops_nor_replaces_the_engines_that_run_here(
+    pod: Pod, controller: FakeController, fakes: list[FakeEngine]
+) -> None:
+    engines = await pod.started(controller, generation=3)
+    for path, body in (
+        ("start", pod.start_body(generation=3, instance_id=78)),
+        ("start", pod.start_body(generation=9, instance_id=78)),
+        ("stop", {"generation": 9, "instance_id": 78}),
+        ("engine-restart", {"action": "stop", "generation": 9, "instance_id": 78}),
+        ("engine-restart", {"action": "restart", "generation": 9, "instance_id": 78}),
+    ):
+        refused = await pod.post(path, body)
+        assert (refused.status_code, reason(refused)) == (502, "OTHER_INSTANCE"), (path, refused.text)
+        assert "instance 7 " in refused.text
+        assert "instance 78 " in refused.text
+    journal = await pod.journal()
+    assert (journal["instance_id"], journal["highest_generation"], journal["engines"]) == (7, 3, engines)
+    assert all(alive(engine) for engine in engines.values())
+
+
+async def test_a_stopped_nodemanager_belongs_to_whoever_starts_it_next(pod: Pod, controller: FakeController) -> None:
+    engines = await pod.started(controller)
+    assert (await pod.post("engine-restart", {"action": "stop", "generation": 2, "instance_id": 7})).status_code == 200
+    assert (await pod.start(generation=3, instance_id=78))["status"] == "started"
+    assert (await pod.journal())["instance_id"] == 78
+    await until(lambda: not any(alive(engine) for engine in engines.values()))

@@ -1,6 +1,7 @@
 """POST /controller/register on real sockets and a real Temporal server: from single Pods to a serving instance."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,8 +20,16 @@ async def here(temporal_client: Client, temporal_server: str) -> AsyncIterator[I
         yield installation
 
 
+_nets: dict[str, int] = {}
+"""Each job has Pods of its own."""
+
+
+def pod_ip(job: str, node_rank: int) -> str:
+    return f"127.{_nets.setdefault(job, len(_nets) + 1)}.0.{node_rank + 2}"
+
+
 def body(node_rank: int, *, job: str, life: str = "a", **changes: Any) -> dict[str, Any]:
-    changes.setdefault("pod_ip", f"127.0.0.{node_rank + 2}")
+    changes.setdefault("pod_ip", pod_ip(job, node_rank))
     request = registration(node_rank, job_name=job, life=life, **changes)
     return request.model_dump(mode="json")
 
@@ -32,7 +41,7 @@ async def register(here: Installation, node_rank: int, **changes: Any) -> dict[s
     return data
 
 
-async def until_serving(here: Installation, instance_id: int) -> None:
+async def until_serving(here: Installation, instance_id: int, job: str) -> None:
     """Its FaultManager has sent the start commands; the Pods' engines report healthy."""
     path = f"/controller/fault_tolerance/status?instance_id={instance_id}"
     await here.controller.until(path, lambda reply: "not ready yet" in reply.text)
@@ -41,7 +50,7 @@ async def until_serving(here: Installation, instance_id: int) -> None:
             {"engine_id": rank, "engine_status": 0, "sequence": 1, "source": "engine", "engine_incarnation": f"e-{rank}"}
             for rank in ranks
         ]
-        pod = {"pod_ip": f"127.0.0.{node_rank + 2}", "node_manager_port": 1026, "incarnation": f"a-{node_rank}"}
+        pod = {"pod_ip": pod_ip(job, node_rank), "node_manager_port": 1026, "incarnation": f"a-{node_rank}"}
         said = {"instance_id": instance_id, **pod, "reports": reports}
         reply = await here.controller.call("POST", "/controller/report_software_fault", said)
         assert reply.json()["data"] == {"accepted": True, "reason": ""}
@@ -65,15 +74,15 @@ async def test_pods_that_register_in_any_order_become_an_instance(here: Installa
     assert "missing: node_rank 0" in explained.text
 
     first = await register(here, 0, job="first")
-    assert (first["instance_id"], first["waiting_for"], first["master_dp_ip"]) == (number, [], "127.0.0.2")
+    assert (first["instance_id"], first["waiting_for"], first["master_dp_ip"]) == (number, [], pod_ip("first", 0))
     assert [endpoint["id"] for endpoint in first["endpoints"]] == [0, 1, 2, 3]
-    await until_serving(here, number)
+    await until_serving(here, number, "first")
 
 
 async def test_the_same_pod_and_life_gets_the_same_answer_and_adds_no_history(here: Installation) -> None:
     await register(here, 0, job="same")
     number = (await register(here, 1, job="same"))["instance_id"]
-    await until_serving(here, number)
+    await until_serving(here, number, "same")
     before = await register(here, 0, job="same")
     length = await history_length(here)
     assert [await register(here, 0, job="same") for _ in range(5)] == [before] * 5
@@ -84,7 +93,7 @@ async def test_the_same_pod_and_life_gets_the_same_answer_and_adds_no_history(he
 async def test_a_restarted_pod_of_a_living_instance_is_held_also_by_a_restarted_api(here: Installation) -> None:
     await register(here, 0, job="held")
     number = (await register(here, 1, job="held"))["instance_id"]
-    await until_serving(here, number)
+    await until_serving(here, number, "held")
     held = await register(here, 0, job="held", life="b")
     assert (held["hold"], held["hold_reason"]) == (True, "GROUP_LIVES")
     async with an_api(here.settings, here.world.task_queue, here.world.config) as another:
@@ -106,14 +115,14 @@ async def test_capabilities_that_differ_let_it_run_and_are_kept_for_the_gate(her
     other = CAPABLE.model_copy(update={"num_redundant_experts": 0}).model_dump()
     await register(here, 0, job="differ")
     number = (await register(here, 1, job="differ", ft_capability=other))["instance_id"]
-    await until_serving(here, number)
+    await until_serving(here, number, "differ")
     shown = (await here.controller.call("GET", f"/controller/instances/{number}")).json()["data"]
     assert shown["ft_capability_consistent"] is False
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"model_name": "other"}, "CONTRADICTS"), ({"pod_ip": "127.0.0.2"}, "ADDRESS_TAKEN")],
+    [({"model_name": "other"}, "CONTRADICTS"), ({"pod_ip": pod_ip("refused-ADDRESS_TAKEN", 0)}, "ADDRESS_TAKEN")],
 )
 async def test_a_pod_that_cannot_be_is_told_why(here: Installation, changes: dict[str, Any], reason: str) -> None:
     await register(here, 0, job=f"refused-{reason}")
@@ -131,11 +140,31 @@ async def test_a_pod_at_another_address_is_none_of_an_assembled_instance(here: I
 async def test_a_declared_instance_takes_pods_that_register(here: Installation) -> None:
     for node_rank in (0, 1):
         number = (await register(here, node_rank, job="template"))["instance_id"]
-    await until_serving(here, number)
-    declared = (await here.controller.call("GET", f"/controller/instances/{number}")).json()["data"]
-    reply = await here.controller.call("PUT", "/controller/instances/900", {**declared, "job_name": "declared"})
+    await until_serving(here, number, "template")
+    shown = await here.controller.call("GET", f"/controller/instances/{number}")
+    moved = shown.text.replace(pod_ip("template", 0), pod_ip("declared", 0)).replace(pod_ip("template", 1), pod_ip("declared", 1))
+    declared = {**json.loads(moved)["data"], "job_name": "declared"}
+    reply = await here.controller.call("PUT", "/controller/instances/900", declared)
     assert reply.status_code == 200, reply.text
     assert (await register(here, 0, job="declared"))["instance_id"] == 900
+
+
+async def test_the_pods_of_an_instance_cannot_be_taken_by_another_one(here: Installation) -> None:
+    await register(here, 0, job="owner")
+    assembling = await here.controller.call("POST", "/controller/register", body(0, job="thief", pod_ip=pod_ip("owner", 0)))
+    number = (await register(here, 1, job="owner"))["instance_id"]
+    await until_serving(here, number, "owner")
+    registering = await here.controller.call("POST", "/controller/register", body(0, job="thief", pod_ip=pod_ip("owner", 0)))
+    for reply in (assembling, registering):
+        assert (reply.status_code, reply.json()["data"]["reason"]) == (409, "OTHER_INSTANCE"), reply.text
+        assert reply.json()["data"]["instance_id"] == number
+    declared = (await here.controller.call("GET", f"/controller/instances/{number}")).json()["data"]
+    declaring = await here.controller.call("PUT", "/controller/instances/78", declared)
+    assert (declaring.status_code, declaring.json()["data"]["reason"]) == (409, "CONFLICT")
+    for reply in (assembling, registering, declaring):
+        assert f"{pod_ip('owner', 0)}:1026 belongs to instance {number}" in reply.json()["message"]
+    assert (await here.controller.call("PUT", f"/controller/instances/{number}", declared)).status_code == 200
+    assert (await here.controller.call("GET", "/controller/instances/78")).status_code == 404
 
 
 async def test_forty_pods_at_once_are_one_instance(here: Installation) -> None:

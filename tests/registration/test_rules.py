@@ -17,10 +17,12 @@ from domain.registration import (
     hold,
     instances_by_node,
     number_for,
+    other_owner,
     place_of,
     topology_of,
 )
 from domain.runtime import FtPhase
+from domain.topology import NodeManagerAddress, Topology
 from tests.registration.factories import CAPABLE, registration
 
 
@@ -177,3 +179,23 @@ def test_a_job_keeps_its_number() -> None:
 def test_a_node_leads_to_its_instances() -> None:
     one = topology_of(assembled(registration(0), registration(1)))
     assert instances_by_node([one]) == {"node-0": (7,), "node-1": (7,)}
+
+
+def test_a_nodemanager_has_one_owner_whether_it_lives_is_assembled_or_is_ending() -> None:
+    assembly = assembled(registration(0))
+    living = topology_of(assembled(registration(0), registration(1)))
+    mine, free = registration(0).address, registration(0, pod_ip="10.0.0.9").address
+    states: tuple[tuple[list[Topology], list[Assembly], dict[int, tuple[NodeManagerAddress, ...]]], ...] = (
+        ([living], [], {}),
+        ([], [assembly], {}),
+        ([], [], {7: (mine,)}),
+    )
+    for state in states:
+        owner = other_owner((free, mine), *state, than=78)
+        assert owner is not None
+        assert (owner.instance_id, owner.address) == (7, mine)
+        assert "10.0.0.1:1026 belongs to instance 7" in owner.message
+        assert other_owner((mine,), *state, than=7) is None, "its own"
+        assert other_owner((free,), *state, than=None) is None
+    other_port = mine.model_copy(update={"port": mine.port + 1})
+    assert other_owner((other_port,), [living], [assembly], {}, than=None) is None, "another NodeManager on the same host"

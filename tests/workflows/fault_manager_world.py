@@ -76,9 +76,9 @@ PATIENCE_SEC = 45.0
 HEALTHY, DEAD, UNHEALTHY = 0, 1, 2
 
 
-def topology(instance_id: int, ranks: int = 4, per_pod: int = 2) -> Topology:
-    """`ranks` ranks, `per_pod` behind each NodeManager 127.0.0.2:1026, 127.0.0.3:1026, …"""
-    ips = [f"127.0.0.{2 + rank // per_pod}" for rank in range(ranks)]
+def topology(instance_id: int, ranks: int = 4, per_pod: int = 2, net: str = "127.0.0") -> Topology:
+    """`ranks` ranks, `per_pod` behind each NodeManager <net>.2:1026, <net>.3:1026, …"""
+    ips = [f"{net}.{2 + rank // per_pod}" for rank in range(ranks)]
     return Topology(
         instance_id=instance_id,
         job_name="job",
