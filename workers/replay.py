@@ -8,10 +8,11 @@ there was nothing to replay. Use it on a production history before a changed wor
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -88,13 +89,24 @@ def histories_in(paths: Iterable[Path]) -> list[Path]:
     return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
 
 
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without a replayed workflow's own log lines, and the replayer's stack traces; what was there comes back."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay what the command line names; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m workers.replay", description="Replay histories against this code.")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="history files, or directories of them")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # a replayed workflow's own log lines, and the replayer's stack traces
-    report = asyncio.run(replay(histories_in(given.paths)))
+    with _silence():
+        report = asyncio.run(replay(histories_in(given.paths)))
     for failed in report.failures:
         print(f"{failed.file} ({failed.workflow}): {failed.failure}", file=sys.stderr)
     print(json.dumps(report.model_dump(mode="json")))

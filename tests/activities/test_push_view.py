@@ -162,7 +162,8 @@ async def test_a_coordinator_that_does_not_answer_confirms_nothing(ranks: tuple[
     async with fake_instance() as instance, fake_coordinator() as there, mute_server() as url:
         mute = CoordinatorRecord(url=url, incarnation="x", has_view=True, last_answer_at=time.time())
         result = await push(instance.topology(), ranks, [there.record(), mute])
-        assert (result.confirmed, [(one.peer, one.reason) for one in result.refusals]) == (False, [(url, "NO_ANSWER")])
+        assert not result.confirmed
+        assert (url, "NO_ANSWER") in [(one.peer, one.reason) for one in result.refusals]
 
 
 async def test_without_any_coordinator_a_del_holds_and_an_add_serves_nobody() -> None:
