@@ -15,9 +15,9 @@ from domain.errors import ConfigError, Transient
 from service.settings import load_settings
 from stack.client import Stack
 from stack.errors import NoStack
+from stack.processes import RUN_DIR_VARIABLE
 from stack.run_dir import default_run_dir
 
-RUN_DIR_VARIABLE: Final = "AUTOTOMY_RUN_DIR"
 _TIMEOUT_SEC: Final = 10.0
 
 
