@@ -16,25 +16,20 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.attempt import attempt
 from activities.temporal_calls import signal_with_start, update_with_start
 from domain.errors import Transient
-from domain.messages.round import RoundReport
 from domain.messages.strategy import (
     COMMIT_UPDATE,
     END_SIGNAL,
     FAULT_MANAGER_WORKFLOW,
     PROGRESS_SIGNAL,
+    REPORTS,
     CommitReport,
     EndReport,
-    FastRecoveryReport,
     FaultManagerStart,
     LookUpCall,
     LookUpResult,
     ProgressReport,
-    ReconfigurationReport,
-    ReinferenceReport,
-    RelaunchReport,
     Reported,
     StrategyEnd,
-    StrategyKind,
     StrategyState,
     fault_manager_id,
 )
@@ -133,19 +128,9 @@ class FaultManagerActivities:
             return LookUpResult(state=StrategyState.LOST if end is None else StrategyState.ENDED, end=end)
 
 
-_REPORTS: Final[dict[StrategyKind, tuple[str, type[BaseModel]]]] = {
-    StrategyKind.SCALE_DOWN: ("round", RoundReport),
-    StrategyKind.FAST_RECOVERY: ("fast_recovery", FastRecoveryReport),
-    StrategyKind.TOKEN_REINFERENCE: ("reinference", ReinferenceReport),
-    StrategyKind.ENGINE_RELAUNCH: ("relaunch", RelaunchReport),
-    StrategyKind.INSTANCE_RECONFIGURATION: ("reconfiguration", ReconfigurationReport),
-}
-"""Under which field of `StrategyEnd` a kind's report stands, and what it is."""
-
-
 async def _end(handle: WorkflowHandle[object, object], call: LookUpCall) -> StrategyEnd | None:
     """A closed strategy's end: its report is its result, or the first detail of its failure. None: it left none."""
-    if call.kind not in _REPORTS:
+    if call.kind not in REPORTS:
         return None
     try:
         found = await handle.result()
@@ -156,5 +141,5 @@ async def _end(handle: WorkflowHandle[object, object], call: LookUpCall) -> Stra
         raise Transient(f"Temporal does not give the result of {handle.id}: {error.message}") from None
     if not isinstance(found, dict):
         return None
-    field, kind = _REPORTS[call.kind]
-    return StrategyEnd.model_validate({**call.model_dump(), field: kind.model_validate(found)})
+    _, report = REPORTS[call.kind]
+    return StrategyEnd.of(call.kind, call.workflow_id, report.model_validate(found))

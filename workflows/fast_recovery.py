@@ -6,20 +6,16 @@ all. In the Web UI a fast recovery that failed is **Failed** (red): the instance
 abandoned and cancelled ones are Completed. The FaultManager hears of every end by signal first.
 """
 
-from collections.abc import Sequence
-
 from temporalio import workflow
-from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError
 
 from workflows.fast_recovery_page import FastRecoveryStatus, page
 from workflows.round_ports import ActivityPorts
-from workflows.strategy_shell import StrategyShell
+from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
 
 with workflow.unsafe.imports_passed_through():
     from domain.fast_recovery import run_fast_recovery
     from domain.messages.round import RoundOutcome, StepReport
-    from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, StrategyEnd, StrategyKind
+    from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, StrategyKind
 
 
 class _TalkingPorts(ActivityPorts):
@@ -31,12 +27,12 @@ class _TalkingPorts(ActivityPorts):
 
 
 @workflow.defn(name="FastRecovery")
-class FastRecovery:
+class FastRecovery(StrategyWorkflow[FastRecoveryStatus]):
     """Runs a `FastRecoveryOrder` to its `FastRecoveryReport`."""
 
     @workflow.init
     def __init__(self, order: FastRecoveryOrder) -> None:
-        self._shell = StrategyShell(StrategyKind.FAST_RECOVERY, order, FastRecoveryStatus(order=order), page)
+        super().__init__(StrategyShell(StrategyKind.FAST_RECOVERY, order, FastRecoveryStatus(order=order), page))
         self._shell.reporter.attribute(
             InstanceId=order.instance_id,
             RequestId=order.request_id,
@@ -47,25 +43,7 @@ class FastRecovery:
     async def run(self, order: FastRecoveryOrder) -> FastRecoveryReport:
         report = await self._shell.run(run_fast_recovery(order, _TalkingPorts(self._shell)))
         self._shell.reporter.attribute(Outcome=report.outcome.value, ServingPublished=report.serving_published)
-        end = StrategyEnd(
-            kind=StrategyKind.FAST_RECOVERY,
-            instance_id=report.instance_id,
-            generation=report.generation,
-            workflow_id=workflow.info().workflow_id,
-            fast_recovery=report,
-        )
-        await self._shell.tell_end(end, f"{report.outcome.value}, {report.reason.value}")
+        await self._shell.tell_end(report, report.outcome.value)
         if report.outcome is RoundOutcome.FAILED:
-            message = f"{report.detail or report.reason.value}. Next: reconfiguration of instance {report.instance_id}."
-            raise ApplicationError(message, report, type=report.reason.value, non_retryable=True)
+            raise failed(report, f"Next: reconfiguration of instance {report.instance_id}.")
         return report
-
-    @workflow.query
-    def status(self) -> FastRecoveryStatus:
-        """How far the fast recovery is, and its report once it has ended."""
-        return self._shell.status
-
-    @workflow.signal(dynamic=True)
-    def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
-        """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
-        self._shell.take(name, args)

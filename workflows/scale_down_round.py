@@ -11,29 +11,25 @@ cancelled rounds are Completed, told apart by the search attribute `Outcome`. Th
 hears of every end by signal first.
 """
 
-from collections.abc import Sequence
-
 from temporalio import workflow
-from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError
 
 from workflows.round_page import RoundStatus, page
 from workflows.round_ports import ActivityPorts
-from workflows.strategy_shell import StrategyShell
+from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOrder, RoundOutcome, RoundReport
-    from domain.messages.strategy import StrategyEnd, StrategyKind
+    from domain.messages.strategy import StrategyKind
     from domain.round import run_round
 
 
 @workflow.defn(name="ScaleDownRound")
-class ScaleDownRound:
+class ScaleDownRound(StrategyWorkflow[RoundStatus]):
     """Runs a `RoundOrder` to its `RoundReport`."""
 
     @workflow.init
     def __init__(self, order: RoundOrder) -> None:
-        self._shell = StrategyShell(StrategyKind.SCALE_DOWN, order, RoundStatus(order=order), page)
+        super().__init__(StrategyShell(StrategyKind.SCALE_DOWN, order, RoundStatus(order=order), page))
         self._shell.reporter.attribute(
             InstanceId=order.instance_id,
             RequestId=order.request_id,
@@ -49,25 +45,7 @@ class ScaleDownRound:
             ServingPublished=report.serving_published,
             DeadRanks=[str(rank) for rank in report.removed_dp_ranks],
         )
-        end = StrategyEnd(
-            kind=StrategyKind.SCALE_DOWN,
-            instance_id=report.instance_id,
-            generation=report.generation,
-            workflow_id=workflow.info().workflow_id,
-            round=report,
-        )
-        await self._shell.tell_end(end, f"{report.outcome.value}, {report.reason.value}")
+        await self._shell.tell_end(report, report.outcome.value)
         if report.outcome is RoundOutcome.FAILED:
-            message = f"{report.detail or report.reason.value}. Next: reconfiguration of instance {report.instance_id}."
-            raise ApplicationError(message, report, type=report.reason.value, non_retryable=True)
+            raise failed(report, f"Next: reconfiguration of instance {report.instance_id}.")
         return report
-
-    @workflow.query
-    def status(self) -> RoundStatus:
-        """How far the round is, and its report once it has ended."""
-        return self._shell.status
-
-    @workflow.signal(dynamic=True)
-    def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
-        """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
-        self._shell.take(name, args)

@@ -2,6 +2,9 @@
 
 A strategy's logic is a coroutine of `domain`, run over ports; the workflow around it is a `StrategyShell` and little else.
 The logic runs in a task of its own: main waits on for it whatever happens (`StopWish.until_done`).
+
+The FaultManager depends on the end signal alone. How the workflow closes is for people and for whoever looks the strategy
+up later: with the report as its result, or Failed (red in the Web UI), with the report in the failure (`failed`).
 """
 
 import asyncio
@@ -10,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
 
 from workflows.strategy_page import CallMade, StrategyStatus
 from workflows.strategy_run import Reporter, StopWish, now
@@ -17,10 +21,10 @@ from workflows.strategy_run import Reporter, StopWish, now
 with workflow.unsafe.imports_passed_through():
     from domain.config import FaultToleranceConfig
     from domain.messages.round import StepReport
-    from domain.messages.strategy import STOP_SIGNAL, StrategyEnd, StrategyKind
+    from domain.messages.strategy import STOP_SIGNAL, StrategyEnd, StrategyKind, StrategyReport
     from domain.topology import Topology
 
-R = TypeVar("R")
+R = TypeVar("R", bound=StrategyReport)
 S = TypeVar("S", bound=StrategyStatus)
 
 _KEPT_SIGNALS = 20
@@ -46,6 +50,7 @@ class StrategyShell(Generic[S]):
         self.status = status
         self.stop = StopWish()
         self.reporter = Reporter(kind, order.generation, order.topology, order.config)
+        self._kind = kind
         self._page = page
 
     async def run(self, logic: Coroutine[Any, Any, R]) -> R:
@@ -54,9 +59,10 @@ class StrategyShell(Generic[S]):
         self.show(report=report)
         return report
 
-    async def tell_end(self, end: StrategyEnd, outcome: str) -> None:
-        """The FaultManager hears of it. `outcome`: in words, for the Web UI."""
-        summary = f"tell the FaultManager the end: {outcome}"
+    async def tell_end(self, report: StrategyReport, outcome: str) -> None:
+        """The FaultManager hears of it. `outcome`: in a word, for the Web UI."""
+        end = StrategyEnd.of(self._kind, workflow.info().workflow_id, report)
+        summary = f"tell the FaultManager the end: {outcome}, {report.reason.value}"
         await self.stop.until_done(asyncio.create_task(self.reporter.end(end, summary)))
 
     def take(self, name: str, args: Sequence[RawValue]) -> None:
@@ -78,3 +84,26 @@ class StrategyShell(Generic[S]):
         """Changes the status, and with it what people see."""
         self.status = self.status.model_copy(update={**changes, "stop_wish": self.stop.why})
         workflow.set_current_details(self._page(self.status))
+
+
+class StrategyWorkflow(Generic[S]):
+    """What a person may ask of every strategy's workflow, and send it."""
+
+    def __init__(self, shell: StrategyShell[S]) -> None:
+        self._shell = shell
+
+    @workflow.query
+    def status(self) -> S:
+        """How far the strategy is, and its report once it has ended."""
+        return self._shell.status
+
+    @workflow.signal(dynamic=True)
+    def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
+        """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
+        self._shell.take(name, args)
+
+
+def failed(report: StrategyReport, what_follows: str) -> ApplicationError:
+    """Raised, it makes the strategy's workflow Failed. `what_follows`: a sentence for whoever reads the failure."""
+    message = f"{report.detail or report.reason.value}. {what_follows}"
+    return ApplicationError(message, report, type=report.reason.value, non_retryable=True)

@@ -4,17 +4,14 @@ The logic is `domain.reinference.run_reinference`; it touches nothing. A wait in
 FaultManager decides again with what was seen. It is told apart by the search attribute `Outcome`.
 """
 
-from collections.abc import Sequence
-
 from temporalio import workflow
-from temporalio.common import RawValue
 
 from workflows.rebuild_ports import RebuildActivityPorts
 from workflows.strategy_page import StrategyStatus, headline, ranks, steps, waiting
-from workflows.strategy_shell import StrategyShell
+from workflows.strategy_shell import StrategyShell, StrategyWorkflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.strategy import ReinferenceOrder, ReinferenceReport, StrategyEnd, StrategyKind
+    from domain.messages.strategy import ReinferenceOrder, ReinferenceReport, StrategyKind
     from domain.reinference import run_reinference
 
 
@@ -26,12 +23,12 @@ class ReinferenceStatus(StrategyStatus):
 
 
 @workflow.defn(name="TokenReinference")
-class TokenReinference:
+class TokenReinference(StrategyWorkflow[ReinferenceStatus]):
     """Runs a `ReinferenceOrder` to its `ReinferenceReport`."""
 
     @workflow.init
     def __init__(self, order: ReinferenceOrder) -> None:
-        self._shell = StrategyShell(StrategyKind.TOKEN_REINFERENCE, order, ReinferenceStatus(order=order), _page)
+        super().__init__(StrategyShell(StrategyKind.TOKEN_REINFERENCE, order, ReinferenceStatus(order=order), _page))
         self._shell.reporter.attribute(InstanceId=order.instance_id)
 
     @workflow.run
@@ -39,25 +36,8 @@ class TokenReinference:
         report = await self._shell.run(run_reinference(order, RebuildActivityPorts(self._shell)))
         outcome = "succeeded" if report.healed else "failed"
         self._shell.reporter.attribute(Outcome=outcome)
-        end = StrategyEnd(
-            kind=StrategyKind.TOKEN_REINFERENCE,
-            instance_id=report.instance_id,
-            generation=report.generation,
-            workflow_id=workflow.info().workflow_id,
-            reinference=report,
-        )
-        await self._shell.tell_end(end, f"{outcome}, {report.reason.value}")
+        await self._shell.tell_end(report, outcome)
         return report
-
-    @workflow.query
-    def status(self) -> ReinferenceStatus:
-        """How far the wait is, and its report once it has ended."""
-        return self._shell.status
-
-    @workflow.signal(dynamic=True)
-    def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
-        """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
-        self._shell.take(name, args)
 
 
 def _page(status: ReinferenceStatus) -> str:

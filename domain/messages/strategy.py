@@ -7,6 +7,7 @@ and InstanceRegistry are told.
 """
 
 from enum import StrEnum
+from typing import Final, Self
 
 from pydantic import Field
 
@@ -316,6 +317,18 @@ class ReinferenceReport(Strict):
     stage_times: dict[str, float] = Field(default_factory=dict)
 
 
+StrategyReport = RoundReport | FastRecoveryReport | ReconfigurationReport | RelaunchReport | ReinferenceReport
+
+REPORTS: Final[dict[StrategyKind, tuple[str, type[StrategyReport]]]] = {
+    StrategyKind.SCALE_DOWN: ("round", RoundReport),
+    StrategyKind.FAST_RECOVERY: ("fast_recovery", FastRecoveryReport),
+    StrategyKind.TOKEN_REINFERENCE: ("reinference", ReinferenceReport),
+    StrategyKind.ENGINE_RELAUNCH: ("relaunch", RelaunchReport),
+    StrategyKind.INSTANCE_RECONFIGURATION: ("reconfiguration", ReconfigurationReport),
+}
+"""Under which field of `StrategyEnd` a kind's report stands, and what it is."""
+
+
 class StrategyEnd(Strict):
     """Signal `strategy_end`: exactly one of the reports is there, by `kind`."""
 
@@ -328,6 +341,13 @@ class StrategyEnd(Strict):
     fast_recovery: FastRecoveryReport | None = None
     relaunch: RelaunchReport | None = None
     reinference: ReinferenceReport | None = None
+
+    @classmethod
+    def of(cls, kind: StrategyKind, workflow_id: str, report: StrategyReport) -> Self:
+        """The end of a strategy of this kind. `workflow_id`: the strategy's own."""
+        field, _ = REPORTS[kind]
+        common = {"kind": kind, "instance_id": report.instance_id, "generation": report.generation, "workflow_id": workflow_id}
+        return cls.model_validate({**common, field: report})
 
 
 class EnginesReadyCall(Strict):
