@@ -8,9 +8,9 @@ abandoned and cancelled ones are Completed. The FaultManager hears of every end 
 
 from temporalio import workflow
 
-from workflows.fast_recovery_page import FastRecoveryStatus, page
 from workflows.round_ports import ActivityPorts
 from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
+from workflows.transaction_page import FastRecoveryStatus, page
 
 with workflow.unsafe.imports_passed_through():
     from domain.fast_recovery import run_fast_recovery

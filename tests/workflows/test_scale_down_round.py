@@ -11,7 +11,7 @@ from domain.runtime import FtPhase
 from tests.activities.fake_pods import answer, fast_config, hang, healthy, refuse, unhealthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world
-from workflows.round_page import RoundStatus
+from workflows.transaction_page import RoundStatus
 
 
 async def test_a_dead_rank_is_removed_and_the_survivors_are_published(temporal_client: Client) -> None:
