@@ -179,6 +179,19 @@ async def concurrently(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             await asyncio.wait(tasks)
 
 
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result, also where nobody wants it any more because the workflow has ended; a worker that shuts down cuts it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        details = activity.cancellation_details()
+        if details is None or not details.not_found:
+            task.cancel()
+            raise
+        return await task
+
+
 async def settled(work: Awaitable[T]) -> T | AutotomyError:
     """The result, or the AutotomyError as a value: for fan-outs in which one peer's no is not everybody's end."""
     try:

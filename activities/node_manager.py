@@ -12,7 +12,7 @@ import httpx
 from temporalio import activity
 
 from activities.apply import apply_to_all
-from activities.attempt import Attempt, attempt, concurrently, settled
+from activities.attempt import Attempt, attempt, concurrently, settled, to_its_end
 from activities.look import Look
 from activities.node_manager_client import NodeManagerClient
 from activities.peer import refusal
@@ -174,11 +174,14 @@ class NodeManagerActivities:
 
     @activity.defn
     async def stop_pods(self, call: StopPodsCall) -> None:
-        """Step 10: once, best effort. What goes wrong is logged and changes nothing."""
+        """Step 10: once, best effort. What goes wrong is logged and changes nothing.
+
+        The round does not wait for it and usually ends first, which cancels this; what has been begun goes on all the same.
+        """
         async with attempt("stop_pods"):
             request = StopRequest(generation=call.generation, instance_id=call.instance_id)
-            answers = await concurrently(
-                settled(self._client(manager).stop(request, call.request_timeout_sec)) for manager in call.managers
+            answers = await to_its_end(
+                concurrently(settled(self._client(manager).stop(request, call.request_timeout_sec)) for manager in call.managers)
             )
             for manager, answer in zip(call.managers, answers, strict=True):
                 if isinstance(answer, AutotomyError):

@@ -36,8 +36,8 @@ class Expectation(Strict):
     `retried`: every engine was told to retry, once, and nothing else. `feature_off`: NodeManagers have no fault-tolerance
     routes, so no journal tells anything either. `endings`: how each round must have ended, in their order; `gates`: the
     codes with which the gate refused each of them. `aborted`: every round that failed was aborted at NodeManagers, and
-    committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once. `quiet_after`: what was
-    injected last changes no view.
+    committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once. `unstoppable_pods`:
+    those that were asked to stop and could not. `quiet_after`: what was injected last changes no view.
     """
 
     outcome: Outcome
@@ -57,6 +57,7 @@ class Expectation(Strict):
     gates: tuple[tuple[str, ...], ...] = ()
     aborted: bool = False
     stopped_pods: tuple[str, ...] = ()
+    unstoppable_pods: tuple[str, ...] = ()
     quiet_after: bool = False
 
     @property

@@ -45,6 +45,28 @@ def pods_stopped_once(evidence: Evidence, expected: Expectation) -> Check:
     return Check.of("Pod stopped once", len(expected.stopped_pods), faults, f"{', '.join(expected.stopped_pods)} ended once")
 
 
+def stop_failed(evidence: Evidence, expected: Expectation) -> Check:
+    """These Pods were asked to stop, once, and could not: the survivors were published all the same, and no Pod ended."""
+    faults: list[str] = []
+    told: list[str] = []
+    published_at = evidence.serving_again_at
+    restarted = {event.name for event in evidence.stack_events if event.event is EventKind.POD_RESTARTED}
+    for name in expected.unstoppable_pods:
+        asked = evidence.stops_asked.get(name, ())
+        if len(asked) != 1:
+            faults.append(f"{name} was asked to stop {len(asked)} times")
+            continue
+        (stop,) = asked
+        patience_sec = float("inf") if stop.given_up_at is None else stop.given_up_at - stop.at
+        if published_at is None or not published_at < stop.at + patience_sec:
+            faults.append(f"the survivors were not published while {name} was still being asked to stop")
+        told.append(f"{name} was asked once, for {patience_sec:.1f} s; the survivors were served meanwhile")
+        pod = f"pod-{name.rpartition('-')[2]}"
+        faults += [f"{pod} was restarted"] if pod in restarted else []
+    count = sum(len(asked) for asked in evidence.stops_asked.values())
+    return Check.of("failed stop changes nothing", count, faults, "; ".join(told))
+
+
 def quiet_after(evidence: Evidence, _expected: Expectation) -> Check:
     """No Coordinator was told another view after the last injection; the SETs meanwhile repeat what is known."""
     begin = evidence.last_injection if evidence.last_injection is not None else float("-inf")  # nothing injected, nothing judged

@@ -34,7 +34,7 @@ from drills.engine_log import EngineLife, EngineLine
 from drills.figures import Episode
 from drills.histories import Replay
 from drills.observer import served_ranks
-from drills.outcome import Completion
+from drills.outcome import Completion, StopAsked
 from drills.sighting_log import Sighting
 from drills.traffic import RequestRecord
 from drills.view_log import ViewLine
@@ -93,6 +93,9 @@ class Evidence:
     killed: frozenset[str]
     ft_refused: Mapping[str, int] = field(default_factory=dict)
     """Per NodeManager: how often it answered that it has no fault-tolerance routes (404)."""
+
+    stops_asked: Mapping[str, Sequence[StopAsked]] = field(default_factory=dict)
+    """Per NodeManager that could not be stopped: who asked it to."""
 
     last_injection: float | None = None
     """When the last of the injections was, those within an episode included."""

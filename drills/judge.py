@@ -77,6 +77,7 @@ def _of_endings(expected: Expectation) -> list[CheckFunction]:
         (expected.gates, endings.gate_codes),
         (expected.aborted, endings.aborted),
         (expected.stopped_pods, endings.pods_stopped_once),
+        (expected.unstoppable_pods, endings.stop_failed),
         (expected.quiet_after, endings.quiet_after),
     ]
     return [check for wanted, check in asked if wanted]

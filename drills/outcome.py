@@ -122,6 +122,13 @@ class PodStop(Strict):
     detail: str
 
 
+class StopAsked(Strict):
+    """A request to stop a Pod that could not be carried out: when it came, and when the asker hung up (`time.monotonic()`)."""
+
+    at: float
+    given_up_at: float | None = None
+
+
 class DrillReport(Strict):
     """`report.json`."""
 

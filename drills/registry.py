@@ -22,6 +22,7 @@ _ORDER: Final = (
     "rebuilt-after-shrink",
     "pod-empty",
     "pod-empty-scaleup",
+    "pod-empty-scaleup-fails",
     "all-unhealthy-wait",
     "all-unhealthy-fast",
     "all-unhealthy-fast-fails",

@@ -229,6 +229,7 @@ class _Run:
             replay=Replay(),
             orphans=(),
             killed=frozenset(scene.killed),
+            stops_asked=dict(scene.stops_asked),
             last_injection=scene.injected[-1][0] if scene.injected else None,
         )
 

@@ -5,6 +5,7 @@ from typing import Final
 from domain.engine import EngineStatus
 from domain.messages.round import RoundReason
 from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.impostor import hanging_pod, until_asked, until_given_up
 from drills.injections import misbehave
 from drills.scene import Scene
 from stack.record import EventKind
@@ -17,6 +18,9 @@ LIFE_AFTER_SEC: Final = 3.0
 
 AFTER_GUARD: Final = "worker.guard.after"
 """Where a round stands when all NodeManagers are guarded and no engine was looked at yet."""
+
+BEFORE_STOP: Final = "worker.stop_pods.before"
+BEFORE_ADD: Final = "worker.publish.before"
 
 
 async def one_rank(scene: Scene, rank: int) -> None:
@@ -64,6 +68,26 @@ async def pod_empty_scaleup(scene: Scene) -> None:
         lambda: any(event.event is EventKind.EXITED and event.name == "node-manager-1" for event in scene.stack.events()),
         within_sec=30.0,
     )
+    await scene.linger(LIFE_AFTER_SEC)
+
+
+async def pod_empty_scaleup_fails(scene: Scene) -> None:
+    """Whoever stops the emptied Pod gets no answer; the view is held back until the stop is under way, and published then."""
+    scene.failpoints.hold(BEFORE_STOP)
+    scene.failpoints.hold(BEFORE_ADD)
+    scene.kill_workers(2, 3)
+    for place in (BEFORE_STOP, BEFORE_ADD):
+        await scene.failpoints.wait_for(place, within_sec=30)
+    await scene.observer.until("the verdict in every journal", lambda seen: seen.committed([2, 3]), within_sec=10)
+    async with hanging_pod(scene, "node-manager-1") as pod:
+        scene.failpoints.release(BEFORE_STOP)
+        await until_asked(scene, pod, within_sec=10)
+        scene.failpoints.release(BEFORE_ADD)
+        await scene.until_shrunk([2, 3])
+        await until_given_up(scene, pod, within_sec=30)
+        scene.step("nobody asks again")
+        await scene.linger(LIFE_AFTER_SEC)
+    await scene.until_heartbeat_taken("node-manager-1", ranks=0)
     await scene.linger(LIFE_AFTER_SEC)
 
 
@@ -180,6 +204,21 @@ DRILLS: Final = (
             kept_pods=("node-manager-0",),
             stopped_pods=("node-manager-1",),
         ),
+    ),
+    Drill(
+        name="pod-empty-scaleup-fails",
+        summary="The emptied Pod hangs when it is told to stop: told once, the survivors serve meanwhile, nothing changes.",
+        spec=local_spec("scaleup-fails", enable_dp_scale_up=True),
+        act=pod_empty_scaleup_fails,
+        expected=Expectation(
+            outcome=Outcome.IN_PLACE,
+            losses=((2, 3),),
+            masters=(0,),
+            kept_pods=("node-manager-0",),
+            killed=1,
+            unstoppable_pods=("node-manager-1",),
+        ),
+        failpoints={"worker": (BEFORE_STOP, BEFORE_ADD)},
     ),
     Drill(
         name="rebuilt-after-shrink",

@@ -21,7 +21,7 @@ from drills.engine_log import EngineLife, applies, read_lives
 from drills.events import DrillEvent, DrillEventKind, OnDrillEvent
 from drills.failpoints import FailpointDriver
 from drills.observer import NotSeen, Observer
-from drills.outcome import Injection
+from drills.outcome import Injection, StopAsked
 from drills.repeated_sets import unchanged_refreshes
 from drills.sighting_log import read_sightings
 from drills.timeline import Timeline
@@ -46,6 +46,7 @@ class Scene:
         self.episodes: list[float] = []
         self.killed: set[str] = set()
         self.unchanged_refreshes: dict[str, float] = {}
+        self.stops_asked: dict[str, tuple[StopAsked, ...]] = {}
         self._timeline = timeline
         self._on_event = on_event
 
@@ -87,6 +88,21 @@ class Scene:
         )
 
     @contextlib.asynccontextmanager
+    async def process_away(self, name: str) -> AsyncIterator[None]:
+        """SIGKILL one of our own processes, and keep it away while the context lasts; afterwards it runs again."""
+        at = time.monotonic()
+        pid = await self.stack.kill(name, signal.SIGKILL, hold=True)
+        self.killed.add(name)
+        self.record_injection(at, f"SIGKILL of {name}, which stays away", f"kill -KILL {pid}", (), begins_episode=False)
+        await self.until(f"{name} is away", lambda: self.stack.process(name).state is not ProcessState.RUNNING, 10.0)
+        try:
+            yield
+        finally:
+            await self.stack.release(name)
+        await self.until_running(name)
+        self.step(f"{name} is back after {time.monotonic() - at:.1f} s")
+
+    @contextlib.asynccontextmanager
     async def stopped_process(self, name: str) -> AsyncIterator[None]:
         """SIGSTOP one of our own processes while the context lasts."""
         at = time.monotonic()
@@ -104,7 +120,7 @@ class Scene:
         wanted = {f"{HEARTBEAT_METRIC}_ranks {ranks:.1f}", f"{HEARTBEAT_METRIC}_accepted 1.0"}
         deadline = time.monotonic() + within_sec
         async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
-            while not wanted <= set((await http.get(f"{url}/metrics")).text.splitlines()):
+            while not wanted <= await _metrics(http, url):
                 if time.monotonic() >= deadline:
                     raise NotSeen(f"no heartbeat of {manager} with {ranks} ranks was taken within {within_sec:g} s")
                 await asyncio.sleep(_LOOK_PAUSE_SEC)
@@ -269,6 +285,14 @@ class Scene:
     def engine_lives(self) -> dict[int, list[EngineLife]]:
         """What the engines have logged so far."""
         return read_lives(Path(self.stack.run_dir.engine_logs))
+
+
+async def _metrics(http: httpx.AsyncClient, url: str) -> set[str]:
+    """The lines of a process's metrics; none while it starts."""
+    try:
+        return set((await http.get(f"{url}/metrics")).text.splitlines())
+    except httpx.TransportError:
+        return set()
 
 
 def _last_status(lives: Sequence[EngineLife]) -> str | None:

@@ -41,6 +41,7 @@ SLOW = {
     "hw-unmappable",
     "all-unhealthy-wait",
     "pod-empty-scaleup",
+    "pod-empty-scaleup-fails",
     "gate",
     "engine-failure",
 }

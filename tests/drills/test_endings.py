@@ -4,6 +4,7 @@ from domain.messages.round import RoundOutcome, RoundReason
 from domain.runtime import GateRecord
 from drills import endings
 from drills.drill import Expectation, Outcome
+from drills.outcome import StopAsked
 from stack.record import EventKind, StackEvent
 from tests.drills.recorded import evidence, report
 
@@ -40,6 +41,19 @@ def test_a_pod_is_stopped_once() -> None:
     assert endings.pods_stopped_once(evidence(stack_events=[end]), expected).ok
     assert not endings.pods_stopped_once(evidence(stack_events=[]), expected).ok
     assert not endings.pods_stopped_once(evidence(stack_events=[end, end]), expected).ok
+
+
+def test_a_stop_that_fails_is_tried_once_and_nobody_waits_for_it() -> None:
+    def told(*asked: StopAsked, **changes: object) -> bool:
+        expected = expecting(unstoppable_pods=("node-manager-1",))
+        return endings.stop_failed(evidence(stops_asked={"node-manager-1": asked}, **changes), expected).ok
+
+    meanwhile = StopAsked(at=104.15, given_up_at=109.15)  # the survivors are published at 104.2
+    assert told(meanwhile)
+    assert not told()
+    assert not told(meanwhile, StopAsked(at=110.0, given_up_at=115.0))
+    assert not told(StopAsked(at=104.0, given_up_at=104.1)), "it was waited for"
+    assert not told(meanwhile, stack_events=[StackEvent(mono=105.0, time="", event=EventKind.POD_RESTARTED, name="pod-1")])
 
 
 def test_a_view_after_the_last_injection_is_not_quiet() -> None:
