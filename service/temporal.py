@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -71,14 +72,26 @@ class TemporalUnavailable(Transient):
 
 
 def connection_settings() -> ClientConnectConfig:
-    """Address, namespace, TLS and key from `TEMPORAL_*`, with the defaults. Raises ConfigError when they contradict."""
+    """Address, namespace, TLS and key from `TEMPORAL_*`, with the defaults. Raises ConfigError when they are no good."""
     try:
         settings = ClientConfig.load_client_connect_config()
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(f"the TEMPORAL_* settings cannot be used: {error}") from None
     settings.setdefault("target_host", DEFAULT_ADDRESS)
     settings.setdefault("namespace", DEFAULT_NAMESPACE)
+    _check_address(settings["target_host"])
     return settings
+
+
+def _check_address(address: str) -> None:
+    """The client library takes nearly anything, and would try it for ever. Raises ConfigError unless it is host:port."""
+    try:
+        where = urlsplit(f"//{address}")
+        whole = bool(where.hostname and where.port) and where.netloc == address and where.username is None
+    except ValueError:
+        whole = False
+    if not whole or any(character.isspace() for character in address):
+        raise ConfigError(f"TEMPORAL_ADDRESS is {address!r}: write host:port, as in {DEFAULT_ADDRESS}")
 
 
 async def connect(

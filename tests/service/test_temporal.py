@@ -121,6 +121,22 @@ async def test_a_server_that_is_gone_leaves_us_without_attributes_but_running(
     assert "going on without" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "address", ["localhost", "http://x:7233", "a b:7233", "127.0.0.1:99999999", "x:port", ":7233", ":::", "u@x:7"]
+)
+def test_an_address_that_is_not_host_and_port_is_refused_with_its_value(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", address)
+    with pytest.raises(ConfigError, match="host:port") as caught:
+        connection_settings()
+    assert repr(address) in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["temporal.example:7233", "10.0.0.7:1", "[::1]:7233"])
+def test_host_and_port_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", address)
+    assert connection_settings()["target_host"] == address
+
+
 def test_connection_settings_follow_the_cli_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connection_settings() == {"target_host": "localhost:7233", "namespace": "default"}
     monkeypatch.setenv("TEMPORAL_ADDRESS", "temporal.example:7233")
