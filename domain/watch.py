@@ -1,15 +1,17 @@
-"""The two waits of a round, as folds over what NodeManagers say.
+"""The waits of a round and of a fast recovery, as folds over what NodeManagers say.
 
 A round waits twice: until every survivor is *apply-ready* (it noticed the fault and takes an instruction) and every rank
-to be removed is *confirmed* dead, and, after apply, until every survivor has *recovered*. Each wait is a small frozen
+to be removed is *confirmed* dead, and, after apply, until every survivor has *recovered*. A fast recovery, which removes
+nobody, waits until every active rank is ready for a `retry`, and then for the same recovery. Each wait is a small frozen
 state that one *sweep* (one look at all NodeManagers) moves on: `state.fold(sweep, now) -> Observation`. It has no clock
 and no I/O, so the activity that polls, the simulation and the benchmark's bare loop judge alike, and a wait that was
 interrupted goes on from its last state (design §4, steps 5 and 8).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -91,17 +93,22 @@ class Removal(Strict):
     quiet_since: float | None = None
 
 
-class ApplyReadyWatch(Strict):
-    """The wait for apply-ready. Late deaths are absorbed: a survivor that turns out dead joins `removing`."""
+class _SurvivorsWatch(Strict):
+    """What every wait keeps: its survivors, by NodeManager, and the last entry of each rank."""
 
     survivors: tuple[Question, ...]
-    removing: tuple[Removal, ...]
-    dead_confirm_sec: float
     entries: dict[int, RankEntry] = Field(default_factory=dict)
 
     @property
     def survivor_ranks(self) -> tuple[int, ...]:
         return tuple(sorted(rank for question in self.survivors for rank in question.ranks))
+
+
+class ApplyReadyWatch(_SurvivorsWatch):
+    """The wait for apply-ready. Late deaths are absorbed: a survivor that turns out dead joins `removing`."""
+
+    removing: tuple[Removal, ...]
+    dead_confirm_sec: float
 
     @property
     def removed_ranks(self) -> tuple[int, ...]:
@@ -120,8 +127,7 @@ class ApplyReadyWatch(Strict):
         fault = _identity_fault(sweep, self.survivor_ranks)
         if fault is not None:
             return self, fault
-        seen = {entry.id: entry for sight in sweep for entry in sight.entries}
-        told = {rank: sight for sight in sweep for rank in sight.question.ranks}
+        seen, told = _seen(sweep), _told(sweep)
         readiness = {rank: apply_readiness(seen[rank]) for rank in self.survivor_ranks if rank in seen}
         refused = sorted(rank for rank, value in readiness.items() if value is ApplyReadiness.REFUSED)
         watch = self._absorb({rank for rank, value in readiness.items() if value is ApplyReadiness.DEAD}, seen)
@@ -191,47 +197,63 @@ class ApplyReadyWatch(Strict):
         return self.model_copy(update={"survivors": tuple(q for q in kept if q.ranks), "removing": removing})
 
 
-class RetryReadyWatch(Strict):
-    """The wait before a fast recovery: every active rank `unhealthy`, none dead (design §3, rule 6)."""
+class _EverySurvivorWatch(_SurvivorsWatch, ABC):
+    """A wait for every survivor to be in one state; nobody joins or leaves."""
 
-    survivors: tuple[Question, ...]
-    entries: dict[int, RankEntry] = Field(default_factory=dict)
-
-    @property
-    def survivor_ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(rank for question in self.survivors for rank in question.ranks))
+    _waiting_words: ClassVar[str]
 
     def questions(self) -> tuple[Question, ...]:
         return self.survivors
 
-    def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[RetryReadyWatch, Observation]":
+    def fold(self, sweep: tuple[Sight, ...], now: float) -> tuple[Self, Observation]:
         """One sweep's answers. `now` does not matter here; the signature is the same for all waits."""
         fault = _identity_fault(sweep, self.survivor_ranks)
         if fault is not None:
             return self, fault
-        seen = {entry.id: entry for sight in sweep for entry in sight.entries}
+        seen = _seen(sweep)
         watch = self.model_copy(update={"entries": {**self.entries, **seen}})
-        readiness = {rank: apply_readiness(seen[rank]) for rank in self.survivor_ranks if rank in seen}
-        died = [rank for rank, value in readiness.items() if value is ApplyReadiness.DEAD]
-        if died:
-            detail = f"not all are merely unhealthy: {_describe_all(died, {}, seen)}"
-            return watch, Observation(verdict=LookVerdict.ABANDONED, reason=LookReason.RANK_DIED, detail=detail)
-        refused = [rank for rank, value in readiness.items() if value is ApplyReadiness.REFUSED]
-        if refused:
-            return watch, _refused(refused, seen)
-        if all(rank in seen and seen[rank].status == EngineStatus.HEALTHY for rank in self.survivor_ranks):
-            return watch, Observation(
-                verdict=LookVerdict.ABANDONED, reason=LookReason.FALSE_ALARM, detail="every active rank is healthy"
-            )
-        waiting = [rank for rank in self.survivor_ranks if readiness.get(rank) is not ApplyReadiness.READY]
+        ended = self._ended(seen)
+        if ended is not None:
+            return watch, ended
+        waiting = [rank for rank in self.survivor_ranks if rank not in seen or not self._is_done(seen[rank])]
         if waiting:
-            told = {rank: sight for sight in sweep for rank in sight.question.ranks}
-            detail = f"not yet ready for a retry: {_describe_all(waiting, told, seen)}"
+            detail = f"{self._waiting_words}: {_describe_all(waiting, _told(sweep), seen)}"
             return watch, Observation(verdict=LookVerdict.WAIT, detail=detail)
         return watch, Observation(verdict=LookVerdict.DONE)
 
+    @abstractmethod
+    def _ended(self, seen: dict[int, RankEntry]) -> Observation | None:
+        """Why there is nothing to wait for any more; None where there is."""
 
-class RecoveredWatch(Strict):
+    @abstractmethod
+    def _is_done(self, entry: RankEntry) -> bool:
+        """Whether a survivor is where it is waited for."""
+
+
+class RetryReadyWatch(_EverySurvivorWatch):
+    """The wait before a fast recovery: every active rank `unhealthy`, none dead (design §3, rule 6)."""
+
+    _waiting_words = "not yet ready for a retry"
+
+    def _ended(self, seen: dict[int, RankEntry]) -> Observation | None:
+        readiness = {rank: apply_readiness(entry) for rank, entry in sorted(seen.items())}
+        died = [rank for rank, value in readiness.items() if value is ApplyReadiness.DEAD]
+        if died:
+            detail = f"not all are merely unhealthy: {_describe_all(died, {}, seen)}"
+            return Observation(verdict=LookVerdict.ABANDONED, reason=LookReason.RANK_DIED, detail=detail)
+        refused = [rank for rank, value in readiness.items() if value is ApplyReadiness.REFUSED]
+        if refused:
+            return _refused(refused, seen)
+        if all(rank in seen and seen[rank].status == EngineStatus.HEALTHY for rank in self.survivor_ranks):
+            detail = "every active rank is healthy"
+            return Observation(verdict=LookVerdict.ABANDONED, reason=LookReason.FALSE_ALARM, detail=detail)
+        return None
+
+    def _is_done(self, entry: RankEntry) -> bool:
+        return apply_readiness(entry) is ApplyReadiness.READY
+
+
+class RecoveredWatch(_EverySurvivorWatch):
     """The wait for recovery after apply: every survivor `healthy` with nothing pending.
 
     `incarnations` are the engines that were apply-ready. Another process in a survivor's place says `healthy` as well, but
@@ -239,53 +261,43 @@ class RecoveredWatch(Strict):
     was sent; engines of the legacy dialect make request ids of their own, so an error is told to be ours by being new.
     """
 
-    survivors: tuple[Question, ...]
+    _waiting_words = "survivors not yet recovered"
+
     request_id: str
     incarnations: dict[int, str | None] = Field(default_factory=dict)
     before: dict[int, RankEntry] = Field(default_factory=dict)
-    entries: dict[int, RankEntry] = Field(default_factory=dict)
 
-    @property
-    def survivor_ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(rank for question in self.survivors for rank in question.ranks))
-
-    def questions(self) -> tuple[Question, ...]:
-        return self.survivors
-
-    def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[RecoveredWatch, Observation]":
-        """One sweep's answers. `now` does not matter here; the signature is the same for all waits."""
-        fault = _identity_fault(sweep, self.survivor_ranks)
-        if fault is not None:
-            return self, fault
-        seen = {entry.id: entry for sight in sweep for entry in sight.entries}
-        watch = self.model_copy(update={"entries": {**self.entries, **seen}})
-        states = {
-            rank: recovery(seen[rank], self.request_id, before=self.before.get(rank))
-            for rank in self.survivor_ranks
-            if rank in seen
-        }
-        failed = sorted(rank for rank, state in states.items() if state is Recovery.FAILED)
+    def _ended(self, seen: dict[int, RankEntry]) -> Observation | None:
+        failed = sorted(rank for rank, entry in seen.items() if self._recovery(entry) is Recovery.FAILED)
         if failed:
-            return watch, _refused(failed, seen)
-        replaced = sorted(rank for rank in states if _is_another(self.incarnations.get(rank), seen[rank].incarnation))
+            return _refused(failed, seen)
+        replaced = sorted(rank for rank, entry in seen.items() if _is_another(self.incarnations.get(rank), entry.incarnation))
         if replaced:
-            return watch, Observation(
-                verdict=LookVerdict.FAILED,
-                reason=LookReason.SURVIVOR_DIED,
-                detail=f"other processes than those that took the instruction answer for ranks {replaced}",
-            )
-        waiting = [rank for rank in self.survivor_ranks if states.get(rank) is not Recovery.DONE]
-        if waiting:
-            told = {rank: sight for sight in sweep for rank in sight.question.ranks}
-            detail = f"survivors not yet recovered: {_describe_all(waiting, told, seen)}"
-            return watch, Observation(verdict=LookVerdict.WAIT, detail=detail)
-        return watch, Observation(verdict=LookVerdict.DONE)
+            detail = f"other processes than those that took the instruction answer for ranks {replaced}"
+            return Observation(verdict=LookVerdict.FAILED, reason=LookReason.SURVIVOR_DIED, detail=detail)
+        return None
+
+    def _is_done(self, entry: RankEntry) -> bool:
+        return self._recovery(entry) is Recovery.DONE
+
+    def _recovery(self, entry: RankEntry) -> Recovery:
+        return recovery(entry, self.request_id, before=self.before.get(entry.id))
 
 
 ReadyWatch = ApplyReadyWatch | RetryReadyWatch
 """What is waited for before an instruction is sent."""
 
 Watch = ReadyWatch | RecoveredWatch
+
+
+def _seen(sweep: tuple[Sight, ...]) -> dict[int, RankEntry]:
+    """The entry of each rank that has one."""
+    return {entry.id: entry for sight in sweep for entry in sight.entries}
+
+
+def _told(sweep: tuple[Sight, ...]) -> dict[int, Sight]:
+    """The answer to the question that asked for each rank."""
+    return {rank: sight for sight in sweep for rank in sight.question.ranks}
 
 
 def _identity_fault(sweep: tuple[Sight, ...], survivors: tuple[int, ...]) -> Observation | None:
