@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import httpx
 
 from bench.figures import Spread
+from bench.heartbeats import HeartbeatReport, bench_heartbeats
 from bench.idle import IdleReport, bench_idle
 from bench.rounds import RoundsReport, bench_rounds
 from bench.site import Shape
@@ -21,6 +22,9 @@ def main() -> int:
         if given.what == "rounds":
             report = asyncio.run(bench_rounds(_shape(given), given.rounds, _say))
             print(report.model_dump_json() if given.json else _rounds_text(report), flush=True)
+        elif given.what == "heartbeats":
+            beats = asyncio.run(bench_heartbeats(_shape(given), given.seconds, _say))
+            print(beats.model_dump_json() if given.json else _heartbeats_text(beats), flush=True)
         else:
             idle = asyncio.run(bench_idle(_shape(given), given.seconds, _say))
             print(idle.model_dump_json() if given.json else _idle_text(idle), flush=True)
@@ -44,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     idle = kinds.add_parser("idle", help="polls, CPU, history and memory while nothing happens")
     _add_shape(idle, ranks=8, node_managers=2, instances=100, poll=1.0)
     idle.add_argument("--seconds", type=float, default=30.0, help="how long each look lasts (default: %(default)s)")
+    beats = kinds.add_parser("heartbeats", help="Pods register at once and then live: the API's CPU and memory, and no history")
+    beats.add_argument("--node-managers", type=int, default=40, help="of one instance (default: %(default)s)")
+    beats.add_argument("--ranks-per-pod", type=int, default=8, help="default: %(default)s")
+    beats.add_argument("--seconds", type=float, default=300.0, help="of heartbeats (default: %(default)s)")
+    beats.add_argument("--json", action="store_true", help="JSON as the last line of stdout")
     return parser
 
 
@@ -57,6 +66,11 @@ def _add_shape(parser: argparse.ArgumentParser, *, ranks: int, node_managers: in
 
 
 def _shape(given: argparse.Namespace) -> Shape:
+    if given.what == "heartbeats":
+        if min(given.node_managers, given.ranks_per_pod, given.seconds) < 1:
+            raise ConfigError("--node-managers, --ranks-per-pod and --seconds must each be at least 1")
+        ranks = given.node_managers * given.ranks_per_pod
+        return Shape(ranks=ranks, node_managers=given.node_managers, poll_sec=1.0, light=True)
     if given.node_managers < 1 or given.ranks % given.node_managers or given.ranks < 2:
         raise ConfigError(f"{given.ranks} ranks cannot be spread evenly over {given.node_managers} NodeManagers")
     if given.what == "rounds" and given.instances > 1 and not given.light:
@@ -115,6 +129,24 @@ def _idle_text(report: IdleReport) -> str:
         f"EventPusher's by {figures.event_pusher_events_an_hour:g} an hour",
         f"worker {figures.worker_mib:.0f} MiB, {figures.worker_mib_per_1000:.0f} MiB per 1,000 instances",
         "CPU: " + ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in figures.cpu_share.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _heartbeats_text(report: HeartbeatReport) -> str:
+    figures, setup = report.figures, report.setup
+    lines = [
+        f"{setup.node_managers} Pods × {setup.ranks_per_pod} ranks, a heartbeat every {setup.interval_sec:g} s, "
+        f"{setup.seconds:g} s; {setup.cpus} CPUs, load {setup.load_before:g} → {setup.load_after:g}",
+        f"all registered after {figures.registered_sec:.2f} s, all served after {figures.serving_sec:.2f} s",
+        f"{figures.heartbeats} heartbeats taken, {figures.refused} not",
+        f"API: {100 * figures.api_cpu_share:.1f} % of a CPU, {figures.api_cpu_ms_per_heartbeat:.2f} ms a heartbeat, "
+        f"{figures.api_mib_before:.0f} → {figures.api_mib_after:.0f} MiB (at most {figures.api_mib_most:.0f})",
+        "CPU: " + ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in figures.cpu_share.items()),
+        "history events added: " + ", ".join(f"{one} {events}" for one, events in figures.history_growth.items()),
+        "",
+        f"{'seconds':<22}{'p50':>9}{'p95':>9}{'p99':>9}{'most':>9}",
+        *_rows({"a heartbeat's answer": figures.latency_sec}),
     ]
     return "\n".join(lines)
 

@@ -240,6 +240,7 @@ class _Draft:
 
     def _node_manager_configuration(self, index: int, record: NodeManagerRecord) -> str:
         config = self._spec.effective_config()
+        registration = {"registration": self._registration(index)} if self._spec.registers else {}
         particular = [
             rank for rank in record.ranks if rank in self._spec.engine.rank_arguments or rank in self._spec.engine.rank_env
         ]
@@ -258,8 +259,26 @@ class _Draft:
                 "engine_recovery_timeout_sec": self._spec.engine.engine_recovery_timeout_sec,
                 "heartbeat_interval_sec": config.heartbeat_interval_sec,
                 "engines": [self._engine_entry(None), *(self._engine_entry(rank) for rank in particular)],
+                **registration,
             }
         )
+
+    def _registration(self, index: int) -> dict[str, object]:
+        """What a Pod says of itself, so that its registration makes the topology of this plan."""
+        spec = self._spec
+        own = [endpoint for endpoint in self.topology.endpoints if endpoint.id in spec.pods[index]]
+        return {
+            "job_name": spec.job_name,
+            "model_name": spec.model_name,
+            "role": spec.role,
+            "node_rank": index,
+            "nnodes": len(spec.pods),
+            "parallel_config": {"dp_size": spec.dp_size},
+            "business_ports": [endpoint.business_port for endpoint in own],
+            "device_ids": [list(endpoint.device_ids) for endpoint in own],
+            "dp_master_port": self._store_port,
+            "ft_capability": spec.engine.capability().model_dump(mode="json"),
+        }
 
     def _engine_entry(self, rank: int | None) -> dict[str, object]:
         """How a NodeManager starts a simulated engine; it fills in what stands in braces."""

@@ -31,6 +31,10 @@ USUAL_STORE_TIMEOUT_SEC: Final = 30.0
 """How long an engine waits at the store for its peers: the simulator's own default."""
 
 
+FIRST_REGISTERED_ID: Final = 1
+"""The number that an empty registry gives to the first job that registers."""
+
+
 class EngineSpec(Strict):
     """The simulated engines of a stack; all ranks alike, but for `rank_arguments` and `rank_env`."""
 
@@ -124,6 +128,9 @@ class StackSpec(Strict):
     declare: bool = True
     """Declare the instance and wait until it serves; without, the stack is ready when its processes are."""
 
+    registers: bool = False
+    """The Pods register themselves instead of being declared; as the first instance of its registry theirs is number 1."""
+
     start_deadline_sec: Seconds = 90.0
 
     @model_validator(mode="after")
@@ -137,6 +144,8 @@ class StackSpec(Strict):
             raise ValueError(f"pod_ips names {len(self.pod_ips)} addresses for {len(self.pods)} Pods")
         if self.declare and not (self.workers and self.coordinators):
             raise ValueError("an instance can only be declared and served with a worker and a Coordinator")
+        if self.registers and (self.instance_id != FIRST_REGISTERED_ID or self.pods != _evenly(len(ranks), len(self.pods))):
+            raise ValueError(f"Pods that register are instance {FIRST_REGISTERED_ID}, and have equally many ranks each, in order")
         self.effective_config()
         return self
 
@@ -145,9 +154,7 @@ class StackSpec(Strict):
         """A spec with `dp_size` ranks in order, spread evenly over `node_managers` Pods. Raises ConfigError."""
         if node_managers < 1 or dp_size < node_managers or dp_size % node_managers:
             raise ConfigError(f"{dp_size} ranks cannot be spread evenly over {node_managers} NodeManagers")
-        size = dp_size // node_managers
-        pods = tuple(tuple(range(first, first + size)) for first in range(0, dp_size, size))
-        return cls.model_validate({"pods": pods, **fields})
+        return cls.model_validate({"pods": _evenly(dp_size, node_managers), **fields})
 
     @property
     def dp_size(self) -> int:
@@ -191,6 +198,12 @@ class StackSpec(Strict):
             "engine.engine_recovery_timeout_sec": (engine.engine_recovery_timeout_sec, 120.0),
         }
         return {name: used for name, (used, usual) in pairs.items() if used != usual}
+
+
+def _evenly(dp_size: int, pods: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks in order, equally many a Pod, as registration spreads them."""
+    size = max(1, dp_size // pods)
+    return tuple(tuple(range(first, first + size)) for first in range(0, dp_size, size))
 
 
 def _durations(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:

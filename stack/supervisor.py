@@ -160,7 +160,8 @@ class Supervisor:
             await until_all_answer(plan.processes, progress)
             if not self._spec.declare:
                 return
-            await declare(plan.addresses.controller_url, plan.topology, progress)
+            if not self._spec.registers:
+                await declare(plan.addresses.controller_url, plan.topology, progress)
             for coordinator in plan.addresses.coordinators:
                 await until_published(coordinator.management_url, self._spec.instance_id, self._spec.ranks, progress)
         except* AutotomyError as group:
