@@ -35,10 +35,6 @@ class FaultLevel(StrEnum):
     L5 = "L5"
     L6 = "L6"
 
-    @property
-    def asks_for_recovery(self) -> bool:
-        return self in (FaultLevel.L4, FaultLevel.L5, FaultLevel.L6)
-
 
 _LEVELS: Final = {
     **{level.value: level for level in FaultLevel},

@@ -29,7 +29,6 @@ class SourceKind(StrEnum):
     JOURNAL = "NodeManager journal"
     VIEW_LOG = "Coordinator view log"
     CLIENT = "client"
-    STATUS = "status API"
 
 
 class Observation(Strict):

@@ -132,10 +132,6 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms"
-
-
 def _count(count: RequestCount) -> tuple[str, str]:
     return str(count.ok), str(count.failed)
 

@@ -28,6 +28,7 @@ from pydantic_settings import (
 
 from domain.config import FaultToleranceConfig
 from domain.errors import ConfigError
+from domain.messages.strategy import TASK_QUEUE
 
 ENV_PREFIX: Final = "AUTOTOMY_"
 CONFIG_VARIABLE: Final = "AUTOTOMY_CONFIG"
@@ -49,7 +50,7 @@ class Settings(BaseSettings):
     controller_url: HttpUrl = "http://127.0.0.1:1026"
     """Where NodeManagers, Coordinators and the command line find the Controller API."""
 
-    task_queue: Annotated[str, Field(min_length=1)] = "autotomy"
+    task_queue: Annotated[str, Field(min_length=1)] = TASK_QUEUE
     """The Temporal task queue of the Controller workers."""
 
 

@@ -139,6 +139,13 @@ async def test_a_bug_is_logged_and_exit_code_1() -> None:
     assert "ZeroDivisionError" in errors
 
 
+async def test_a_refusal_in_one_of_several_tasks_is_one_line_and_exit_code_2() -> None:
+    async with program(REFUSES_IN_TASKS) as process:
+        code, errors = await ended(process)
+    assert code == 2
+    assert errors.splitlines() == ["example: x = 1: too small"]
+
+
 @pytest.mark.parametrize(("variable", "value"), [("AUTOTOMY_LOG_LEVEL", "loud"), ("AUTOTOMY_FAILPOINTS", "name=tcp:1")])
 async def test_a_wrong_environment_is_one_line_and_exit_code_2(variable: str, value: str) -> None:
     async with program(WAITS_FOR_EVER, **{variable: value}) as process:

@@ -19,7 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from domain.config import DpScaleDownConfig, FaultToleranceConfig
+from domain.config import FaultToleranceConfig
 from domain.engine import EntrySource, FtCapability, RankEntry
 from domain.messages.node_manager import PodReport, RankReport
 from domain.messages.round import (
@@ -105,10 +105,6 @@ def topology(instance_id: int, ranks: int = 4, per_pod: int = 2, net: str = "127
 
 def config(**changes: Any) -> FaultToleranceConfig:
     return FaultToleranceConfig(**{"enable_dp_scale_down": True, **changes})
-
-
-def quick_times(**changes: Any) -> DpScaleDownConfig:
-    return DpScaleDownConfig(**{"poll_interval_sec": 1.0, "fault_poll_interval_sec": 0.25, **changes})
 
 
 def committed_by(order: RoundOrder) -> tuple[int, ...]:
