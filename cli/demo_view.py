@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from drills.events import DrillEvent, DrillEventKind
+from drills.events import DrillEvent, DrillEventKind, in_words
 
 _HISTORY_SEC: Final = 40
 _SAID_LINES: Final = 7
@@ -62,9 +62,9 @@ class PlainView:
     def __call__(self, event: DrillEvent) -> None:
         if event.kind is DrillEventKind.REQUESTS:
             self._count(event)
-        elif _worth_a_line(event) and (words := in_words(event)) is not None:
+        elif _worth_a_line(event):
             self._flush_requests()
-            self._say(words)
+            self._say(in_words(event))
 
     def _count(self, event: DrillEvent) -> None:
         seconds, ok, failed = self._seconds_unsaid
@@ -116,8 +116,8 @@ class LiveView:
                 self._served = frozenset(event.ranks)
             case DrillEventKind.READY:
                 self._web_ui = event.text
-        if event.kind is not DrillEventKind.REQUESTS and _worth_a_line(event) and (words := in_words(event)) is not None:
-            self._said.append(f"{time.monotonic() - self._began_at:5.1f} s  {words}")
+        if event.kind is not DrillEventKind.REQUESTS and _worth_a_line(event):
+            self._said.append(f"{time.monotonic() - self._began_at:5.1f} s  {in_words(event)}")
 
     def _picture(self) -> RenderableType:
         head = Text.assemble(("phase ", "dim"), (self._phase, "bold"), ("   Web UI ", "dim"), self._web_ui or "not yet")
@@ -160,29 +160,3 @@ def _worth_a_line(event: DrillEvent) -> bool:
 
 def _bar(value: int, highest: int) -> str:
     return _BARS[-(-value * (len(_BARS) - 1) // highest)]
-
-
-def in_words(event: DrillEvent) -> str | None:
-    """One event as a line; None where it is not worth one."""
-    ranks = ", ".join(map(str, event.ranks))
-    match event.kind:
-        case DrillEventKind.STEP | DrillEventKind.STACK:
-            return event.text
-        case DrillEventKind.READY:
-            return f"the instance serves; Web UI {event.text or 'off'}"
-        case DrillEventKind.INJECTED:
-            return f"INJECTED: {event.text}"
-        case DrillEventKind.PHASE:
-            return f"phase {event.text}"
-        case DrillEventKind.RANK:
-            return f"rank {ranks} is {event.text}"
-        case DrillEventKind.VIEW:
-            return f"serving: ranks {ranks}" if ranks else "serving: nobody, the view is withdrawn"
-        case DrillEventKind.WORKFLOW:
-            return f"round {event.text}"
-        case DrillEventKind.CHECK:
-            return f"check {'ok' if event.ok else 'FAILED'}: {event.text}"
-        case DrillEventKind.REQUESTS:
-            return f"requests: {event.ok} ok, {event.failed} failed"
-        case DrillEventKind.DONE:
-            return event.text

@@ -4,7 +4,7 @@ import time
 from typing import Final, TextIO
 
 from drills.drill import Drill
-from drills.events import DrillEvent, DrillEventKind
+from drills.events import DrillEvent, DrillEventKind, in_words
 from drills.outcome import STAGES, DrillReport, RequestCount
 from drills.report import verdict
 
@@ -25,10 +25,9 @@ class Console:
         self._print(f"timers that differ from production: {timers or 'none'}")
 
     def __call__(self, event: DrillEvent) -> None:
-        words = self._words(event)
-        if words is not None:
+        if _worth_a_line(event):
             at = f"{event.mono - self._began_at:6.1f} s" if event.t is None else f"{event.t:+6.2f} s"
-            self._print(f"  {at}  {words}")
+            self._print(f"  {at}  {in_words(event)}")
 
     def end(self, report: DrillReport) -> None:
         """The result."""
@@ -50,31 +49,21 @@ class Console:
         self._print(f"  requests ok/failed: {told}; commands per engine: {figures.applies_per_engine or 'none'}")
         self._print(f"drill {report.drill}: {verdict(report)} in {report.took_sec:.1f} s; evidence: {report.bundle}")
 
-    def _words(self, event: DrillEvent) -> str | None:
-        match event.kind:
-            case DrillEventKind.STEP:
-                return event.text
-            case DrillEventKind.INJECTED:
-                return f"INJECTED {event.text}"
-            case DrillEventKind.READY:
-                return f"the installation serves{f'; Web UI {event.text}' if event.text else ''}"
-            case DrillEventKind.PHASE:
-                return f"phase {event.text}"
-            case DrillEventKind.WORKFLOW:
-                return f"workflow {event.text}"
-            case DrillEventKind.VIEW:
-                return f"served: {list(event.ranks)}"
-            case DrillEventKind.RANK:
-                return f"engine {event.ranks[0]} {event.text}"
-            case DrillEventKind.STACK:
-                return event.text if event.text.rpartition(" ")[2] in _SHOWN_STACK else None
-            case DrillEventKind.REQUESTS:
-                return f"requests in the last second: {event.ok} ok, {event.failed} failed" if event.failed else None
-            case _:
-                return None
-
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+
+def _worth_a_line(event: DrillEvent) -> bool:
+    """Requests only where some fail, processes only when they come and go; checks are listed at the end."""
+    match event.kind:
+        case DrillEventKind.STACK:
+            return event.text.rpartition(" ")[2] in _SHOWN_STACK
+        case DrillEventKind.REQUESTS:
+            return event.failed > 0
+        case DrillEventKind.CHECK | DrillEventKind.DONE:
+            return False
+        case _:
+            return True
 
 
 def _said(count: RequestCount) -> str:

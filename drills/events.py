@@ -15,7 +15,7 @@ class DrillEventKind(StrEnum):
     RANK = "rank"  # a rank's engine changed: `ranks` holds it, `text` its status
     VIEW = "view"  # `ranks` are served now
     REQUESTS = "requests"  # in the last second: `ok` and `failed`
-    WORKFLOW = "workflow"  # a round began; `text` is its workflow id
+    WORKFLOW = "workflow"  # a strategy began; `text` is its workflow id
     CHECK = "check"  # a check was judged: `text`, and `ok` 1 or `failed` 1
     DONE = "done"  # `text` is PASSED, FAILED or COULD NOT RUN
 
@@ -33,6 +33,30 @@ class DrillEvent(Strict):
 
 
 OnDrillEvent = Callable[[DrillEvent], None]
+
+
+def in_words(event: DrillEvent) -> str:
+    """One event as a line for people."""
+    ranks = ", ".join(map(str, event.ranks))
+    match event.kind:
+        case DrillEventKind.STEP | DrillEventKind.STACK | DrillEventKind.DONE:
+            return event.text
+        case DrillEventKind.READY:
+            return f"the instance serves; Web UI {event.text or 'off'}"
+        case DrillEventKind.INJECTED:
+            return f"INJECTED: {event.text}"
+        case DrillEventKind.PHASE:
+            return f"phase {event.text}"
+        case DrillEventKind.RANK:
+            return f"rank {ranks} is {event.text}"
+        case DrillEventKind.VIEW:
+            return f"serving: ranks {ranks}" if ranks else "serving: nobody, the view is withdrawn"
+        case DrillEventKind.WORKFLOW:
+            return f"workflow {event.text}"
+        case DrillEventKind.CHECK:
+            return f"check {'ok' if event.ok else 'FAILED'}: {event.text}"
+        case DrillEventKind.REQUESTS:
+            return f"requests in the last second: {event.ok} ok, {event.failed} failed"
 
 
 def ignore(_event: DrillEvent) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from cli.demo import show_report
-from cli.demo_view import LiveView, PlainView, in_words
-from drills.events import DrillEvent, DrillEventKind
+from cli.demo_view import LiveView, PlainView
+from drills.events import DrillEvent, DrillEventKind, in_words
 from drills.outcome import Check, DrillReport
 from stack.record import StackAddresses
 
@@ -32,7 +32,7 @@ STORY = (
 
 def test_every_kind_of_event_has_words() -> None:
     for kind in DrillEventKind:
-        assert in_words(DrillEvent(kind=kind, mono=0, text="something", ranks=(1,), ok=1)) is not None
+        assert in_words(DrillEvent(kind=kind, mono=0, text="something", ranks=(1,), ok=1))
 
 
 def test_without_a_terminal_each_event_is_a_line() -> None:
