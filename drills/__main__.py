@@ -7,6 +7,7 @@
     autotomy drill restart --list                          the cells of the restart table
     autotomy drill restart --kill worker --at commit-point
     autotomy drill restart --stop api --at after-202        SIGSTOP for 10 s instead
+    autotomy drill restart --kill pod-of-survivor --at recovering   a whole Pod, its engine too
     autotomy drill restart --cell lease-taken              one of the three unknowns
     autotomy drill restart --all --out DIR [--side-by-side 2] [--resume] [--only stop]
     autotomy drill supervisor-table [--factor 10] [--runs 2] [--full]
@@ -29,6 +30,8 @@ from drills import bundle
 from drills.console import Console
 from drills.drill import Drill
 from drills.outcome import DrillReport
+from drills.pod_restart import BEFORE_VERIFY, PodVictim, find_pod_cell, pod_cell_table
+from drills.pod_restart_run import pod_restart_drill
 from drills.registry import all_drills, find
 from drills.repetition import where_the_time_goes
 from drills.restart import How, Point, Unknown, UnknownCell, Victim, cell_table, find_cell, find_unknown
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.list:
-            print(cell_table() if given.name == RESTART else _drill_list())
+            print(f"{cell_table()}\n\n{pod_cell_table()}" if given.name == RESTART else _drill_list())
             return 0
         if given.name is None:
             parser.error("which drill? `--list` shows them")
@@ -88,14 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the evidence goes (default: in ~/.local/state)")
     parser.add_argument("--times", type=_positive, default=1, metavar="N", help="run it N times in a row (default: once)")
     parser.add_argument("--json", action="store_true", help="the result as the last line of stdout")
-    parser.add_argument("--kill", metavar="WHAT", help=f"restart: {', '.join(Victim)}")
+    parser.add_argument("--kill", metavar="WHAT", help=f"restart: {', '.join([*Victim, *PodVictim])}")
     parser.add_argument("--stop", metavar="WHAT", help="restart: SIGSTOP it for 10 s instead")
     parser.add_argument("--cell", metavar="NAME", help=f"restart: {', '.join(Unknown)}")
     parser.add_argument("--all", action="store_true", help="restart: every cell; writes cells.jsonl in --out")
     parser.add_argument("--side-by-side", type=_positive, default=1, metavar="N", help="with --all: N installations at once")
     parser.add_argument("--resume", action="store_true", help="with --all: leave out what has passed in --out before")
     parser.add_argument("--only", default="", metavar="TEXT", help="with --all: only cells whose words contain TEXT")
-    parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}")
+    parser.add_argument("--at", metavar="POINT", help=f"restart: {', '.join(Point)}; for Pods also {BEFORE_VERIFY}")
     table = parser.add_argument_group(TABLE)
     table.add_argument("--factor", type=_factor, help=f"divide its times by this ({Clock().factor:g})")
     table.add_argument("--full", action="store_true", help="do not divide them: 300 s a run")
@@ -130,7 +133,10 @@ def _restart(given: argparse.Namespace) -> Drill:
     if given.kill and given.stop:
         raise UnknownCell("--kill or --stop, not both")
     how, victim = (How.STOP, given.stop) if given.stop else (How.KILL, given.kill or Victim.WORKER)
-    return restart_drill(find_cell(victim, given.at or Point.COMMIT_POINT, how))
+    at = given.at or Point.COMMIT_POINT
+    if how is How.KILL and victim in set(PodVictim):
+        return pod_restart_drill(find_pod_cell(victim, at))
+    return restart_drill(find_cell(victim, at, how))
 
 
 async def _run_restart_table(given: argparse.Namespace) -> int:

@@ -6,10 +6,12 @@ makes the record that the invariants are judged on.
 """
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
+from domain.engine import EngineStatus, EntrySource
 from domain.invariants import round_bound_sec
 from domain.messages.coordinator import CoordinatorView
 from domain.messages.node_manager import JournalReply
@@ -25,6 +27,7 @@ from domain.observations import (
     RouteSeen,
     SourceKind,
     SourceRead,
+    StatusSeen,
     VerdictSeen,
     ViewSeen,
 )
@@ -118,8 +121,11 @@ class Evidence:
     @cached_property
     def episodes(self) -> tuple[Episode, ...]:
         """Each injection with what answered it."""
-        ends = (*self.injections[1:], float("inf"))
-        return tuple(self._episode(begin, end) for begin, end in zip(self.injections, ends, strict=True))
+        return tuple(self._episode(begin, end) for begin, end in self._until_the_next(float("inf")))
+
+    def _until_the_next(self, last: float) -> Iterator[tuple[float, float]]:
+        """Each episode's time from its injection to the next one's, or to `last`; none where nothing had to be answered."""
+        yield from pairwise((*self.injections, last))
 
     def _episode(self, begin: float, end: float) -> Episode:
         told = [line for line in self.applies if begin <= line.mono < end and line.request_id]
@@ -164,9 +170,8 @@ class Evidence:
     @cached_property
     def windows(self) -> tuple[tuple[float, float | None], ...]:
         """Per episode from its injection until every Coordinator served again, whatever way that came about."""
-        ends = (*self.injections[1:], self.ended_at)
         found = []
-        for begin, end in zip(self.injections, ends, strict=True):
+        for begin, end in self._until_the_next(self.ended_at):
             since = self._serving_since(end)
             if since is not None:  # a Coordinator that stands still serves nobody, whatever its view is
                 held = (stop.ended_at or end for stop in self.stops if stop.process in self.views and begin <= stop.at < end)
@@ -192,7 +197,13 @@ class Evidence:
     def observed(self) -> Observed:
         """The record that the invariants are judged on."""
         rank_of_port = {endpoint.business_port: endpoint.id for endpoint in self.topology.endpoints}
-        events: list[Event] = [*engine_log.observations(self.lives, rank_of_port), *self.polled, *self._routes()]
+        events: list[Event] = [
+            *engine_log.observations(self.lives, rank_of_port),
+            *self.polled,
+            *self._routes(),
+            *self._process_ends(),
+            *self._silences(),
+        ]
         for name, lines in self.view_lines.items():
             events += view_log.observations(name, lines, self.spec.instance_id)
         events += self._outages()
@@ -211,6 +222,21 @@ class Evidence:
         if not isinstance(event, RebuildSeen) or not gates or any(gate.allowed for gate in gates):
             return event
         return event.model_copy(update={"gate_allowed": False})
+
+    def _process_ends(self) -> Iterator[StatusSeen]:
+        """What the kernel told a NodeManager: of an engine that was killed as a whole no log of its own says anything."""
+        for seen in self.sightings:
+            if seen.source == EntrySource.PROCESS_EXIT:
+                yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD)
+
+    def _silences(self) -> Iterator[StatusSeen]:
+        """Ranks that hang write no log: their NodeManagers saw them silent, and nothing else for `dead_confirm_sec`."""
+        enough_sec = self.spec.effective_config().dp_scale_down_config.dead_confirm_sec
+        for seen in self.sightings:
+            if seen.source == EntrySource.POLL_ERROR and seen.status == EngineStatus.DEAD:
+                later = (other.at for other in self.sightings if other.rank == seen.rank and other.at > seen.at)
+                if min(later, default=self.ended_at) - seen.at >= enough_sec:
+                    yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD)
 
     def _routes(self) -> list[Event]:
         routes: list[Event] = [
