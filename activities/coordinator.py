@@ -25,7 +25,7 @@ from temporalio.client import Client
 
 from activities.attempt import Attempt, attempt, concurrently, settled
 from activities.peer import PeerRefused, PeerSilent, Silence, post, refusal
-from activities.temporal_calls import update_with_start
+from activities.view_recorder import ViewRecorder
 from domain.errors import AutotomyError, Refused, Transient
 from domain.messages.coordinator import (
     REFRESH_PATH,
@@ -35,16 +35,9 @@ from domain.messages.coordinator import (
     RefreshReply,
     RefreshRequest,
 )
-from domain.messages.event_pusher import FORGET_AFTER_SEC, EventPusherState, PushLoopCall, PushLoopResult
+from domain.messages.event_pusher import FORGET_AFTER_SEC, PushLoopCall, PushLoopResult
 from domain.messages.round import PeerRefusal, ViewCall, ViewResult
-from domain.messages.strategy import (
-    EVENT_PUSHER_ID,
-    EVENT_PUSHER_WORKFLOW,
-    RECORD_VIEW_UPDATE,
-    CoordinatorRecord,
-    Coordinators,
-    ViewRecord,
-)
+from domain.messages.strategy import CoordinatorRecord, Coordinators, ViewRecord
 from domain.model import Strict
 from domain.serving import project
 
@@ -69,8 +62,7 @@ class CoordinatorActivities:
 
     def __init__(self, http: httpx.AsyncClient, client: Client, task_queue: str) -> None:
         self._http = http
-        self._client = client
-        self._task_queue = task_queue
+        self._recorder = ViewRecorder.over(client, task_queue)
 
     @activity.defn
     async def push_view(self, call: ViewCall) -> ViewResult:
@@ -88,21 +80,9 @@ class CoordinatorActivities:
     async def _record(self, call: ViewCall, run: Attempt) -> Coordinators:
         """EventPusher knows the revision from here on; it tells who the Coordinators are. Starts it where it is gone."""
         record = ViewRecord(topology=call.topology, revision=call.revision, ranks=call.ranks)
-
-        async def ask(timeout_sec: float) -> Coordinators:
-            return await update_with_start(
-                self._client,
-                workflow=EVENT_PUSHER_WORKFLOW,
-                workflow_id=EVENT_PUSHER_ID,
-                start=EventPusherState(),
-                task_queue=self._task_queue,
-                update=RECORD_VIEW_UPDATE,
-                argument=record,
-                result=Coordinators,
-                timeout_sec=timeout_sec,
-            )
-
-        return await run.until_answered(ask, call.deadline_at, call.request_timeout_sec)
+        return await run.until_answered(
+            lambda timeout_sec: self._recorder.record(record, timeout_sec), call.deadline_at, call.request_timeout_sec
+        )
 
     @activity.defn
     async def push_set_loop(self, call: PushLoopCall) -> PushLoopResult:

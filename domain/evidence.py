@@ -139,6 +139,10 @@ class RankEvidence(Strict):
         return self.model_copy(update={"newest": report, "engine": self.engine or report.engine, **changes})
 
 
+_UNHEARD = RankEvidence()
+"""Of a rank that nobody has said anything about. One for all: it is frozen, and hundreds of ranks are asked for at each turn."""
+
+
 class Evidence(Strict):
     """All ranks' evidence, and the hardware's. `forming`: the group is being assembled or rebuilt, new engines are welcome.
 
@@ -151,7 +155,7 @@ class Evidence(Strict):
     hardware: HardwareEvidence = HardwareEvidence()
 
     def of(self, rank: int) -> RankEvidence:
-        return self.ranks.get(rank, RankEvidence())
+        return self.ranks.get(rank, _UNHEARD)
 
     def merge(self, report: Report, dead_committed: Iterable[int]) -> "tuple[Evidence, Merge]":
         """Lay one report over what is known; says what became of it."""

@@ -173,6 +173,12 @@ class InstanceState(Strict):
         return bool(self.evidence.faulty(self.active) or self.evidence.hardware.open(*RECOVERY_LEVELS))
 
     @property
+    def nothing_open(self) -> bool:
+        """It runs, undisturbed: no strategy, none owed, no evidence, nothing left to be told."""
+        settled = self.life is Life.RUNNING and not self.reseed and self.view.confirmed and not self.pending_finalize
+        return settled and self.strategy is None and self.owed is None and not self.holds_evidence
+
+    @property
     def isolated(self) -> bool:
         """An L3 hardware fault stands that touches an active rank: nothing may be published (observing isolates nobody)."""
         return not self.config.observe_only and bool(isolating(self.evidence.hardware, self.active))

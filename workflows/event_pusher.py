@@ -1,6 +1,6 @@
 """`EventPusher`: who the Coordinators are, and what each instance's newest view is (design §1, §5).
 
-It is told each view revision before the first push of it leaves (`record_view`), and each Coordinator that announces
+It is told each view revision before the first push of it leaves (`record_views`), and each Coordinator that announces
 itself. One looping, heartbeating activity pushes SET to all of them: at once when a Coordinator needs it, a moment after a
 view was recorded (whoever recorded it is pushing it), and every `set_interval_sec`. The loop is restarted only where
 something changed, so an idle hour adds nothing to the history.
@@ -13,7 +13,7 @@ what cannot be read is kept in `rejected` with its reason.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -36,6 +36,8 @@ with workflow.unsafe.imports_passed_through():
         KnownView,
         PushLoopCall,
         PushLoopResult,
+        RecordedViews,
+        ViewsRecord,
     )
     from domain.messages.strategy import (
         ANNOUNCE_UPDATE,
@@ -145,15 +147,29 @@ class EventPusher:
         self._become(coordinators=kept, views=views)
 
     @workflow.update
+    def record_views(self, record: ViewsRecord) -> RecordedViews:
+        """New revisions, told before their first push; a lower or equal one changes nothing. Replies who must hear of it."""
+        self._take_views(record.views)
+        revisions = {instance_id: self._state.views[instance_id].revision for instance_id in record.views}
+        return RecordedViews(coordinators=self._coordinators(), revisions=revisions)
+
+    @record_views.validator
+    def _readable(self, record: ViewsRecord) -> None:
+        """A view that cannot be unpacked would end every SET."""
+        for instance_id, view in record.views.items():
+            try:
+                entry = view.entry
+            except ValueError as error:
+                raise ValueError(f"the view of instance {instance_id} cannot be read: {error}") from None
+            if (entry.id, entry.revision) != (instance_id, view.revision):
+                raise ValueError(f"under instance {instance_id} stands a view of instance {entry.id}")
+
+    @workflow.update
     def record_view(self, record: ViewRecord) -> Coordinators:
-        """A new revision, told before its first push; a lower or equal one changes nothing. Replies who must hear of it."""
-        self._messages += 1
+        """One view, as workers told it before `record_views`; here while such a worker or history may be about."""
         instance_id = record.topology.instance_id
-        known = self._state.views.get(instance_id)
-        if known is None or record.revision > known.revision:
-            self._become(views={**self._state.views, instance_id: KnownView.of(record)})
-            self._viewed = True
-        return self._answer(self._state.views[instance_id].revision)
+        self._take_views({instance_id: KnownView.of(record)})
+        return Coordinators(coordinators=self._coordinators(), known_revision=self._state.views[instance_id].revision)
 
     @record_view.validator
     def _only_ranks_of_the_instance(self, record: ViewRecord) -> None:
@@ -195,6 +211,14 @@ class EventPusher:
         except Exception as error:
             self._reject(name, args, error)
 
+    def _take_views(self, views: Mapping[int, KnownView]) -> None:
+        self._messages += 1
+        known = self._state.views
+        newer = {i: view for i, view in views.items() if i not in known or view.revision > known[i].revision}
+        if newer:
+            self._become(views={**known, **newer})
+            self._viewed = True
+
     def _take_announcement(self, record: CoordinatorRecord) -> None:
         at = now()
         record = record.model_copy(update={"last_answer_at": min(record.last_answer_at, at) or at})
@@ -229,8 +253,8 @@ class EventPusher:
     def _coordinators(self) -> tuple[CoordinatorRecord, ...]:
         return tuple(record for _, record in sorted(self._state.coordinators.items()))
 
-    def _answer(self, known_revision: int = 0) -> Coordinators:
-        return Coordinators(coordinators=self._coordinators(), known_revision=known_revision)
+    def _answer(self) -> Coordinators:
+        return Coordinators(coordinators=self._coordinators())
 
     def _show(self) -> None:
         lines = ["| instance | revision | ranks |", "|---|---|---|"]

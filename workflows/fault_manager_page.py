@@ -1,6 +1,7 @@
 """What a person sees of a FaultManager in Temporal's Web UI: its page, and the attributes by which it is found."""
 
-from typing import Any
+from collections import Counter
+from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
@@ -9,7 +10,10 @@ from workflows.fault_manager_memory import Memory, now
 from workflows.strategy_page import code
 
 with workflow.unsafe.imports_passed_through():
+    from domain.engine import EngineStatus
     from domain.runtime import RuntimeRecord, undecided_deaths
+
+_LISTED_RANKS: Final = 32
 
 _INSTANCE_ID = SearchAttributeKey.for_int("InstanceId")
 _FT_PHASE = SearchAttributeKey.for_keyword("FtPhase")
@@ -76,13 +80,21 @@ def page(record: RuntimeRecord) -> str:
 
 
 def _rank_table(record: RuntimeRecord) -> list[str]:
-    if not record.engine_statuses:
+    """Every rank of a small group; of a large one those that are not plainly healthy, and how many say what."""
+    words = record.engine_statuses
+    if not words:
         return []
+    small = len(words) <= _LISTED_RANKS
+    told = [(rank, entry) for rank, entry in words.items() if small or entry.status != EngineStatus.HEALTHY]
     rows = [
         f"| {code(rank)} | {code(entry.status)} | {code(entry.source)} | {code(entry.ft_state or '')} | {entry.incarnation} |"
-        for rank, entry in record.engine_statuses.items()
+        for rank, entry in told[:_LISTED_RANKS]
     ]
-    return ["| rank | last word | source | ft_state | engine |", "|---|---|---|---|---|", *rows, ""]
+    table = ["| rank | last word | source | ft_state | engine |", "|---|---|---|---|---|", *rows, ""] if rows else []
+    if len(rows) < len(words):
+        counts = Counter(str(entry.status) for entry in words.values())
+        table += ["all ranks: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())), ""]
+    return table
 
 
 def _stage_table(record: RuntimeRecord) -> list[str]:

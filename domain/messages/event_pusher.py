@@ -44,11 +44,32 @@ class KnownView(Strict):
 
     @property
     def entry(self) -> RefreshInstance:
-        return RefreshInstance.model_validate_json(zlib.decompress(base64.b85decode(self.packed)))
+        """Unpacked. Raises `ValueError` for what is none."""
+        try:
+            text = zlib.decompress(base64.b85decode(self.packed))
+        except zlib.error as error:
+            raise ValueError(f"not packed: {error}") from None
+        return RefreshInstance.model_validate_json(text)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return self.entry.ranks
+
+
+class ViewsRecord(Strict):
+    """Update `record_views`: newest views by instance id, told before their first push leaves.
+
+    A lower or equal revision than known changes nothing.
+    """
+
+    views: dict[int, KnownView]
+
+
+class RecordedViews(Strict):
+    """Its reply: who must hear of them, and the highest revision known of each instance that was named."""
+
+    coordinators: tuple[CoordinatorRecord, ...] = ()
+    revisions: dict[int, Revision]
 
 
 class EventPusherState(Strict):

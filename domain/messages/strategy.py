@@ -42,8 +42,8 @@ END_SIGNAL = "strategy_end"
 CONFIG_SIGNAL = "config_changed"
 """To FaultManager and EventPusher, one `FaultToleranceConfig`: a worker started with another one."""
 
-RECORD_VIEW_UPDATE = "record_view"
-"""To EventPusher, one `ViewRecord` → `Coordinators`."""
+RECORD_VIEWS_UPDATE = "record_views"
+"""To EventPusher, one `ViewsRecord` → `RecordedViews`."""
 
 ANNOUNCE_UPDATE = "announce_coordinator"
 """To EventPusher, one `CoordinatorRecord` → `Coordinators`; as a signal of the same name too."""
@@ -452,7 +452,7 @@ class WakeResult(Strict):
 
 
 class ViewRecord(Strict):
-    """Update `record_view` of EventPusher: an instance's newest view revision, told before its first push leaves.
+    """An instance's newest view revision, as EventPusher is told it before its first push leaves.
 
     `ranks` empty = withdrawn (listed in SET with `endpoints: {}`). A lower or equal revision than known changes nothing.
     """
@@ -472,7 +472,7 @@ class CoordinatorRecord(Strict):
 
 
 class Coordinators(Strict):
-    """Reply of `record_view` and of the query `coordinators`."""
+    """Who is to hear of a view, and the highest revision of it that EventPusher knows; the reply of its query `coordinators`."""
 
     coordinators: tuple[CoordinatorRecord, ...] = ()
     known_revision: Revision = 0

@@ -6,7 +6,7 @@ world has its own task queue and its own EventPusher.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.peer import new_http_client
-from domain.messages.event_pusher import EventPusherState
+from domain.messages.event_pusher import EventPusherState, KnownView, ViewsRecord
 from domain.messages.round import CommitRecord, RoundOrder, RoundReport
 from domain.messages.strategy import (
     EVENT_PUSHER_ID,
@@ -28,19 +28,28 @@ from domain.messages.strategy import (
     StrategyEnd,
     StrategyKind,
     StrategyProgress,
+    ViewRecord,
     fault_manager_id,
 )
 from domain.model import Strict
+from domain.topology import Topology
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import FakeInstance, fake_instance
 from tests.eventually import PATIENCE_SEC, eventually
 from workers.controller_worker import WORKFLOWS, activities, workflow_runner
+from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
 from workflows.instance_registry import InstanceRegistry
 
 STRATEGIES = [kind for kind in WORKFLOWS if kind not in (FaultManager, InstanceRegistry)]
 """Every strategy, and EventPusher."""
+
+
+def views_record(topology: Topology, revision: int, ranks: Iterable[int]) -> ViewsRecord:
+    """One instance's view, as EventPusher is told it."""
+    view = KnownView.of(ViewRecord(topology=topology, revision=revision, ranks=tuple(ranks)))
+    return ViewsRecord(views={topology.instance_id: view})
 
 
 class Heard(Strict):
@@ -93,8 +102,8 @@ class StrategyWorld:
         """The instance is served, by a Coordinator that EventPusher knows."""
         pusher = self.client.get_workflow_handle(EVENT_PUSHER_ID)
         await pusher.execute_update("announce_coordinator", self.coordinator.record())
-        view = {"topology": self.instance.topology(), "revision": revision, "ranks": tuple(self.instance.topology().ranks)}
-        await pusher.execute_update("record_view", view)
+        where = self.instance.topology()
+        await pusher.execute_update(EventPusher.record_views, views_record(where, revision, where.ranks))
         await eventually(lambda: bool(self.coordinator.ranks(self.instance.instance_id)), "the first view arrives")
 
     async def start_round(self, order: RoundOrder) -> "WorkflowHandle[Any, Any]":

@@ -7,11 +7,12 @@ import pytest
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 
 from domain.config import FaultToleranceConfig
-from domain.messages.event_pusher import EventPusherState
+from domain.messages.event_pusher import EventPusherState, RecordedViews
 from domain.messages.strategy import EVENT_PUSHER_ID, CoordinatorRecord
 from tests.activities.fake_coordinators import fake_coordinator
 from tests.eventually import eventually
-from tests.workflows.strategy_world import StrategyWorld, strategy_world
+from tests.workflows.strategy_world import StrategyWorld, strategy_world, views_record
+from workflows.event_pusher import EventPusher
 
 
 def pusher(client: Client) -> "WorkflowHandle[Any, Any]":
@@ -22,9 +23,9 @@ async def state(client: Client) -> EventPusherState:
     return EventPusherState.model_validate(await pusher(client).query("state"))
 
 
-async def record(world: StrategyWorld, revision: int, *ranks: int) -> Any:
-    view = {"topology": world.instance.topology(), "revision": revision, "ranks": ranks}
-    return await pusher(world.client).execute_update("record_view", view)
+async def record(world: StrategyWorld, revision: int, *ranks: int) -> RecordedViews:
+    views = views_record(world.instance.topology(), revision, ranks)
+    return await pusher(world.client).execute_update(EventPusher.record_views, views)
 
 
 async def pushes(world: StrategyWorld, count: int) -> None:
@@ -77,16 +78,33 @@ async def test_an_older_revision_changes_nothing_and_the_newest_is_told(temporal
     async with strategy_world(temporal_client) as world:
         await record(world, 5, 0)
         reply = await record(world, 4, 0, 1, 2, 3)
-        assert reply["known_revision"] == 5
+        assert reply.revisions == {world.instance.instance_id: 5}
         known = (await state(temporal_client)).views[world.instance.instance_id]
         assert (known.revision, known.ranks) == (5, (0,))
 
 
-async def test_ranks_that_the_instance_does_not_have_are_refused(temporal_client: Client) -> None:
+async def test_one_view_at_a_time_is_taken_from_an_older_worker(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
+        where = world.instance.topology()
+        view = {"topology": where, "revision": 5, "ranks": (0, 2)}
+        reply = await pusher(temporal_client).execute_update("record_view", view)
+        assert reply["known_revision"] == 5
         with pytest.raises(WorkflowUpdateFailedError):
-            await record(world, 2, 17)
-        assert (await state(temporal_client)).views[world.instance.instance_id].revision == 1
+            await pusher(temporal_client).execute_update("record_view", {"topology": where, "revision": 6, "ranks": (17,)})
+        known = (await state(temporal_client)).views[world.instance.instance_id]
+        assert (known.revision, known.ranks) == (5, (0, 2))
+
+
+@pytest.mark.parametrize("spoilt", [{"packed": "no view"}, {"packed": ""}, {"revision": 77}, {"packed": "\u0000"}])
+async def test_a_view_that_no_set_could_carry_is_refused(temporal_client: Client, spoilt: dict[str, Any]) -> None:
+    async with strategy_world(temporal_client) as world:
+        where = world.instance.topology()
+        good = views_record(where, 2, (0, 1)).views[where.instance_id].model_dump()
+        for views in ({where.instance_id: good | spoilt}, {where.instance_id + 1: good}):
+            with pytest.raises(WorkflowUpdateFailedError):
+                await pusher(temporal_client).execute_update("record_views", {"views": views})
+        assert (await state(temporal_client)).views[where.instance_id].revision == 1
+        assert where.instance_id + 1 not in (await state(temporal_client)).views
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from domain.messages.event_pusher import EventPusherState, KnownView, PushLoopCa
 from domain.messages.strategy import ANNOUNCE_UPDATE, CoordinatorRecord, ViewRecord
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from tests.eventually import eventually
+from tests.workflows.strategy_world import views_record
 from workers.controller_worker import workflow_runner
 from workflows.event_pusher import EventPusher
 
@@ -73,7 +74,7 @@ async def test_a_life_is_never_paired_with_a_view_older_than_what_was_known_when
             else:
                 revision += 1
                 ranks = () if revision % 2 else where.ranks
-                await handle.execute_update(EventPusher.record_view, ViewRecord(topology=where, revision=revision, ranks=ranks))
+                await handle.execute_update(EventPusher.record_views, views_record(where, revision, ranks))
         await eventually(lambda: bool(calls) and _newest(calls[-1]) == (f"life-{life}", revision), "the last pair is pushed", 15)
     pairs = [_newest(call) for call in calls]
     assert len(pairs) > 10

@@ -10,7 +10,8 @@ from domain.messages.strategy import StrategyKind
 from domain.runtime import FtPhase
 from tests.activities.fake_pods import answer, fast_config, hang, healthy, refuse, unhealthy
 from tests.eventually import eventually
-from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world
+from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world, views_record
+from workflows.event_pusher import EventPusher
 from workflows.transaction_page import RoundStatus
 
 
@@ -171,8 +172,8 @@ async def test_a_lease_that_is_too_short_is_renewed_before_the_apply(temporal_cl
 async def test_a_coordinator_that_does_not_answer_ends_the_round_before_apply(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         world.instance.kill(1)
-        higher = {"topology": world.instance.topology(), "revision": 9, "ranks": (0, 1, 2, 3)}
-        await temporal_client.get_workflow_handle("event-pusher").execute_update("record_view", higher)
+        higher = views_record(world.instance.topology(), 9, (0, 1, 2, 3))
+        await temporal_client.get_workflow_handle("event-pusher").execute_update(EventPusher.record_views, higher)
         await failed_round(world, RoundReason.WITHDRAW_UNCONFIRMED)
         assert world.instance.applies() == []
 
