@@ -26,7 +26,8 @@ from domain.messages.event_pusher import PushLoopCall, PushLoopResult
 from service.http import bind, serve_socket
 from service.settings import Settings
 from service.temporal import connect
-from tests.workflows.fault_manager_world import PATIENCE_SEC, World, config, topology, worker_of
+from tests.workflows.factories import config, topology
+from tests.workflows.fault_manager_world import PATIENCE_SEC, World, worker_of
 
 
 class Controller:

@@ -12,7 +12,8 @@ from temporalio.client import Client
 from domain.messages.strategy import EVENT_PUSHER_ID, Coordinators
 from domain.runtime import FtPhase
 from tests.api.installation import Controller, Installation, an_api, an_installation, declaration
-from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, config
+from tests.workflows.factories import config
+from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from temporalio.client import Client
 
 from service.temporal import server_command
 from tests.api.installation import Controller, a_namespace, an_api, declaration
-from tests.workflows.fault_manager_world import World, config, worker_of
+from tests.workflows.factories import config
+from tests.workflows.fault_manager_world import World, worker_of
 
 CALLS = [
     ("GET", "/readiness", None),

@@ -11,7 +11,7 @@ from temporalio.client import Client
 from domain.messages.strategy import INSTANCE_REGISTRY_ID
 from tests.api.installation import Installation, an_api, an_installation
 from tests.registration.factories import CAPABLE, registration
-from tests.workflows.fault_manager_world import config
+from tests.workflows.factories import config
 
 
 @pytest.fixture(scope="module")

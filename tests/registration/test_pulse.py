@@ -20,7 +20,7 @@ from domain.messages.strategy import NODE_MANAGER_BACK_SIGNAL, NODE_MANAGER_LOST
 from domain.runtime import FtPhase
 from service.http import bind, serve_socket
 from tests.api.installation import Installation, an_api, an_installation
-from tests.workflows.fault_manager_world import config, topology
+from tests.workflows.factories import config, topology
 
 MINE = LivenessReply(status="alive", instance_id=7)
 FRESH = LivenessReply.model_validate({"status": "alive", "instance_id": None})

@@ -30,7 +30,7 @@ from domain.messages.strategy import (
 )
 from service.temporal import server_command
 from tests.eventually import eventually
-from tests.workflows.fault_manager_world import topology
+from tests.workflows.factories import topology
 
 ROOT = Path(__file__).parents[2]
 

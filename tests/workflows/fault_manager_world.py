@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from temporalio import activity, workflow
+from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from domain.config import FaultToleranceConfig
-from domain.engine import EntrySource, FtCapability, RankEntry
+from domain.engine import EntrySource, RankEntry
 from domain.messages.node_manager import PodReport, RankReport
 from domain.messages.round import (
     CommitRecord,
@@ -29,8 +29,6 @@ from domain.messages.round import (
     PeerRefusal,
     RoundOrder,
     RoundOutcome,
-    RoundReason,
-    RoundReport,
     StepReport,
     ViewCall,
     ViewResult,
@@ -50,8 +48,6 @@ from domain.messages.strategy import (
     LookUpResult,
     PaceCall,
     ReconfigurationOrder,
-    ReconfigurationReason,
-    ReconfigurationReport,
     Reported,
     StartNodeManagersCall,
     StartNodeManagersResult,
@@ -66,7 +62,9 @@ from domain.messages.strategy import (
     fault_manager_id,
 )
 from domain.runtime import FtPhase, RuntimeRecord
-from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Role, Topology
+from domain.topology import Role
+from tests.workflows.factories import committed_by, config, rebuild_end, round_end, topology
+from tests.workflows.stand_ins import STAND_INS
 from workers.controller_worker import workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
@@ -74,71 +72,6 @@ from workflows.instance_registry import InstanceRegistry
 
 PATIENCE_SEC = 45.0
 HEALTHY, DEAD, UNHEALTHY = 0, 1, 2
-
-
-def topology(instance_id: int, ranks: int = 4, per_pod: int = 2, net: str = "127.0.0") -> Topology:
-    """`ranks` ranks, `per_pod` behind each NodeManager <net>.2:1026, <net>.3:1026, …"""
-    ips = [f"{net}.{2 + rank // per_pod}" for rank in range(ranks)]
-    return Topology(
-        instance_id=instance_id,
-        job_name="job",
-        model_name="model",
-        parallel_config=ParallelConfig(dp_size=ranks),
-        dp_master_port=29500,
-        node_managers=tuple(
-            NodeManagerPlace(pod_ip=ip, port=1026, node_name=f"node-{index}") for index, ip in enumerate(dict.fromkeys(ips))
-        ),
-        endpoints=tuple(
-            Endpoint(id=rank, pod_ip=ip, ip=ip, business_port=10000 + rank, device_ids=(str(rank % per_pod),))
-            for rank, ip in enumerate(ips)
-        ),
-        ft_capability=FtCapability(
-            enabled=True,
-            scale_down_supported=True,
-            retry_supported=True,
-            external_lb=True,
-            eplb_enabled=True,
-            num_redundant_experts=4,
-        ),
-    )
-
-
-def config(**changes: Any) -> FaultToleranceConfig:
-    return FaultToleranceConfig(**{"enable_dp_scale_down": True, **changes})
-
-
-def committed_by(order: RoundOrder) -> tuple[int, ...]:
-    return tuple(sorted({*order.dead_committed, *order.pending_ranks}))
-
-
-def round_end(
-    order: RoundOrder, outcome: RoundOutcome = RoundOutcome.SUCCEEDED, sequence: int = 10_000, **changes: Any
-) -> StrategyEnd:
-    """The end signal of a round, successful unless said otherwise; its last look had this `sequence`."""
-    succeeded = outcome is RoundOutcome.SUCCEEDED
-    survivors = tuple(rank for rank in order.topology.ranks if rank not in committed_by(order))
-    fields: dict[str, Any] = {
-        "instance_id": order.instance_id,
-        "generation": order.generation,
-        "request_id": order.request_id,
-        "outcome": outcome,
-        "reason": RoundReason.COMMITTED if succeeded else RoundReason.ENGINE_FAILED,
-        "committed": succeeded,
-        "dead_committed": committed_by(order) if succeeded else order.dead_committed,
-        "removed_dp_ranks": committed_by(order),
-        "survivors": survivors,
-        "serving_published": succeeded,
-        "view_revision": order.view_revision + 2 if succeeded else order.view_revision,
-        "looked": {rank: RankEntry(id=rank, status="healthy", sequence=sequence) for rank in survivors} if succeeded else {},
-        "stage_times": {"guard": 0.1},
-    }
-    return StrategyEnd(
-        kind=StrategyKind.SCALE_DOWN,
-        instance_id=order.instance_id,
-        generation=order.generation,
-        workflow_id=StrategyKind.SCALE_DOWN.workflow_id(order.instance_id, order.generation),
-        round=RoundReport(**{**fields, **changes}),
-    )
 
 
 class World:
@@ -285,27 +218,8 @@ class World:
         await self._finish(StrategyKind.SCALE_DOWN, order.generation)
 
     async def end_rebuild(self, order: ReconfigurationOrder, succeeded: bool = True) -> None:
-        report = ReconfigurationReport(
-            instance_id=self.instance_id,
-            generation=order.generation,
-            succeeded=succeeded,
-            reason=ReconfigurationReason.REBUILT if succeeded else ReconfigurationReason.NOT_READY_IN_TIME,
-            serving_published=succeeded,
-            view_revision=order.view_revision + 2,
-            engine_incarnations={rank: f"new-{rank}" for rank in order.topology.ranks} if succeeded else {},
-        )
-        kind = StrategyKind.INSTANCE_RECONFIGURATION
-        await self.signal(
-            END_SIGNAL,
-            StrategyEnd(
-                kind=kind,
-                instance_id=self.instance_id,
-                generation=order.generation,
-                workflow_id=kind.workflow_id(self.instance_id, order.generation),
-                reconfiguration=report,
-            ),
-        )
-        await self._finish(kind, order.generation)
+        await self.signal(END_SIGNAL, rebuild_end(order, succeeded))
+        await self._finish(StrategyKind.INSTANCE_RECONFIGURATION, order.generation)
 
     async def end_other(self, **report: Any) -> None:
         """The last one of the other strategies ends with this report, under its field's name in `StrategyEnd`."""
@@ -419,76 +333,6 @@ class World:
                 self.rebuilds.append(ReconfigurationOrder.model_validate(order))
             case _:
                 self.others.append((kind, order))
-
-
-class StandIn:
-    """A strategy that notes its order and runs until it is stopped."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-
-    async def live(self, order: dict[str, Any]) -> None:
-        called = [workflow.info().workflow_id, order]
-        await workflow.execute_activity("note_order", args=called, start_to_close_timeout=timedelta(seconds=10))
-        await workflow.wait_condition(lambda: self.stopped)
-
-
-@workflow.defn(name="ScaleDownRound", sandboxed=False)
-class StandInRound(StandIn):
-    @workflow.run
-    async def run(self, order: dict[str, Any]) -> None:
-        await self.live(order)
-
-    @workflow.signal
-    def stop(self) -> None:
-        self.stopped = True
-
-
-@workflow.defn(name="InstanceReconfiguration", sandboxed=False)
-class StandInRebuild(StandIn):
-    @workflow.run
-    async def run(self, order: dict[str, Any]) -> None:
-        await self.live(order)
-
-    @workflow.signal
-    def stop(self) -> None:
-        self.stopped = True
-
-
-@workflow.defn(name="FastRecovery", sandboxed=False)
-class StandInFastRecovery(StandIn):
-    @workflow.run
-    async def run(self, order: dict[str, Any]) -> None:
-        await self.live(order)
-
-    @workflow.signal
-    def stop(self) -> None:
-        self.stopped = True
-
-
-@workflow.defn(name="EngineRelaunch", sandboxed=False)
-class StandInRelaunch(StandIn):
-    @workflow.run
-    async def run(self, order: dict[str, Any]) -> None:
-        await self.live(order)
-
-    @workflow.signal
-    def stop(self) -> None:
-        self.stopped = True
-
-
-@workflow.defn(name="TokenReinference", sandboxed=False)
-class StandInReinference(StandIn):
-    @workflow.run
-    async def run(self, order: dict[str, Any]) -> None:
-        await self.live(order)
-
-    @workflow.signal
-    def stop(self) -> None:
-        self.stopped = True
-
-
-STAND_INS = (StandInRound, StandInRebuild, StandInFastRecovery, StandInRelaunch, StandInReinference)
 
 
 def worker_of(

@@ -28,7 +28,8 @@ from domain.messages.strategy import (
 )
 from domain.runtime import FtPhase, RuntimeRecord
 from service.temporal import SEARCH_ATTRIBUTES
-from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world, config, round_end
+from tests.workflows.factories import config, round_end
+from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 from workers.controller_worker import workflow_runner
 from workflows.fault_manager import FaultManager
 

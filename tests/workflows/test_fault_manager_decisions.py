@@ -21,7 +21,8 @@ from domain.messages.strategy import (
     StrategyState,
 )
 from domain.runtime import FtPhase
-from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world, config
+from tests.workflows.factories import config
+from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 
 ALL_UNHEALTHY = dict.fromkeys(range(4), UNHEALTHY)
 

@@ -22,7 +22,8 @@ from domain.messages.round import RoundOrder, RoundOutcome, RoundReason
 from domain.messages.strategy import END_SIGNAL, REPORT_SIGNAL, JournalsResult, LookUpResult, StrategyState
 from domain.runtime import FtPhase
 from tests.eventually import eventually
-from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world, config, round_end
+from tests.workflows.factories import config, round_end
+from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 from tests.workflows.strategy_world import round_report, strategy_world
 
 FIRST, LAST = 0, -1

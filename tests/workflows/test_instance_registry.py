@@ -23,7 +23,8 @@ from domain.messages.strategy import (
     fault_manager_id,
 )
 from tests.eventually import eventually
-from tests.workflows.fault_manager_world import PATIENCE_SEC, config, topology
+from tests.workflows.factories import config, topology
+from tests.workflows.fault_manager_world import PATIENCE_SEC
 from workers.controller_worker import workflow_runner
 from workflows.instance_registry import InstanceRegistry
 

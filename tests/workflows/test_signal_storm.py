@@ -21,7 +21,8 @@ from domain.engine import EntrySource
 from domain.messages.node_manager import PodReport, RankReport
 from domain.messages.strategy import REPORT_SIGNAL
 from domain.runtime import FtPhase, RuntimeRecord
-from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world, topology
+from tests.workflows.factories import topology
+from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 
 SENDERS = 20
 VICTIM = 1
