@@ -159,11 +159,16 @@ class Replay:
 
 @dataclass(frozen=True)
 class Settle:
-    """A verdict to record. `retire`: the ranks leave the group here; `release`: the guard is this id's own."""
+    """A verdict to record. `retire`: the ranks leave the group here; `release`: the guard is this id's own.
+
+    `generation`: what the verdict proves of the instance that owns the Pod. Nothing, for the abort of a round that never
+    had the Pod: it may be another instance's (a reused address), whose generations are not comparable with the owner's.
+    """
 
     transaction: Transaction
     retire: bool
     release: bool
+    generation: int | None
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,8 @@ def decide_finalize(request: FinalizeRequest, ledger: Ledger) -> Settle | Repeat
             "generation": request.generation if request.generation is not None else transaction.generation,
         }
     )
-    return Settle(transaction=settled, retire=request.commit, release=own)
+    proven = request.generation if request.commit or transaction.guarded else None
+    return Settle(transaction=settled, retire=request.commit, release=own, generation=proven)
 
 
 def old_generation(generation: int | None, highest: int) -> Refusal | None:

@@ -172,7 +172,7 @@ class Transactions:
         self._journal.commit(
             standing=standing.model_copy(
                 update={
-                    "highest_generation": self._ledger(request.request_id).raised(request.generation),
+                    "highest_generation": self._ledger(request.request_id).raised(decision.generation),
                     "guard": None if decision.release else standing.guard,
                     "retired": tuple(sorted(retired)),
                     "dead_committed": tuple(sorted(dead)),

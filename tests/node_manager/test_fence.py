@@ -238,6 +238,14 @@ def test_commit_of_an_id_that_was_never_guarded_here_retires_and_leaves_the_newe
     assert (decision.release, decision.retire) == (False, True)
 
 
+def test_an_abort_proves_a_generation_only_where_its_round_had_the_pod() -> None:
+    never, had = Transaction(request_id="A"), Transaction(request_id="A", guarded=True)
+    for known, proven in ((never, None), (had, 9)):
+        decision = decide_finalize(finalize_request("A", commit=False, generation=9), ledger(guard("B"), known))
+        assert isinstance(decision, Settle)
+        assert decision.generation == proven
+
+
 @pytest.mark.parametrize("generation", [4, None])
 def test_late_commit_of_another_id_is_stale(generation: int | None) -> None:
     decision = decide_finalize(finalize_request("A", commit=True, generation=generation), ledger(guard("B")))

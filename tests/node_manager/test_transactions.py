@@ -239,6 +239,16 @@ async def test_a_refused_newcomer_does_not_raise_the_generation(pod: Pod) -> Non
     assert await pod.finalize(commit=True) == "committed"
 
 
+async def test_the_abort_of_a_refused_newcomer_leaves_the_owner_its_generation(pod: Pod) -> None:
+    """Of two rounds that want one Pod the second may belong to another instance, far ahead in a count of its own."""
+    await pod.guard("A", 1)
+    await pod.refusal(pod.guard("B", 9))
+    assert await pod.finalize("B", commit=False, generation=9) == "aborted"
+    assert (await pod.apply()).status == "accepted"
+    assert await pod.finalize(commit=True) == "committed"
+    assert (await pod.refusal(pod.guard("B", 9))).refusal.reason is NodeManagerReason.VERDICT_KNOWN
+
+
 async def test_committed_ranks_come_with_a_heartbeat_unless_it_is_old(pod: Pod) -> None:
     await pod.guard("A", 5)
     pod.transactions.retire_committed(4, (0,))
