@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from domain.config import FallbackStrategy
 from domain.messages.round import RoundReason
-from domain.model import Strict
+from domain.model import Rank, Strict
 from stack.spec import EngineSpec, StackSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class Expectation(Strict):
     routes, so no journal tells anything either. `endings`: how each round must have ended, in their order; `gates`: the
     codes with which the gate refused each of them. `aborted`: every round that failed was aborted at NodeManagers, and
     committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once. `unstoppable_pods`:
-    those that were asked to stop and could not. `quiet_after`: what was injected last changes no view.
+    those that were asked to stop and could not. `quiet_after`: what was injected last changes no view. `undisturbed`:
+    ranks that answer clients all the time, and where no request fails.
     """
 
     outcome: Outcome
@@ -59,6 +60,7 @@ class Expectation(Strict):
     stopped_pods: tuple[str, ...] = ()
     unstoppable_pods: tuple[str, ...] = ()
     quiet_after: bool = False
+    undisturbed: tuple[Rank, ...] = ()
 
     @property
     def removed(self) -> tuple[int, ...]:

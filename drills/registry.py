@@ -1,4 +1,4 @@
-"""All drills by name, in the order of acceptance A."""
+"""All drills by name: acceptance A in its order, then cases from the field (acceptance D)."""
 
 import difflib
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from domain.errors import Refused
-from drills import engine_failure, gate, hardware, idle, off, retry, scale_down
+from drills import engine_failure, gate, hardware, idle, off, retry, reused_pod, scale_down, silence
 from drills.drill import Drill
 from drills.restart import Point, Victim, find_cell
 from drills.restart_run import restart_drill
@@ -36,6 +36,9 @@ _ORDER: Final = (
     "engine-failure",
     "controller-restart",
     "feature-off",
+    "mute-forgotten",
+    "mute-removed",
+    "pod-reused",
 )
 
 
@@ -48,7 +51,7 @@ class UnknownDrill(Refused):
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
     restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
-    modules = (scale_down, idle, hardware, gate, engine_failure, retry, off)
+    modules = (scale_down, idle, silence, hardware, gate, engine_failure, retry, reused_pod, off)
     every = (*(drill for module in modules for drill in module.DRILLS), restarted)
     known = {drill.name: drill for drill in every}
     return {name: known[name] for name in _ORDER}

@@ -203,7 +203,9 @@ class _Run:
             for manager in addresses.node_managers
             for sighting in sighting_log.read_sightings(manager.name, Path(manager.log_file))
         ]
-        view_lines = {place.name: view_log.read_view_log(Path(place.view_log)) for place in addresses.coordinators}
+        view_lines = {
+            place.name: view_log.read_view_log(Path(place.view_log), stack.spec.instance_id) for place in addresses.coordinators
+        }
         self.timeline.extend(engine_log.marks(engine_log.all_lines(lives)))
         self.timeline.extend(sighting_log.marks(sightings))
         for name, lines in view_lines.items():

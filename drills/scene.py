@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import httpx
@@ -262,10 +262,10 @@ class Scene:
         """At least `count` commands have reached engines."""
         await self.until(f"{count} commands at engines", lambda: self.commands() >= count, within_sec)
 
-    async def until(self, what: str, holds: Callable[[], bool], within_sec: float) -> None:
+    async def until(self, what: str, holds: Callable[[], bool | Awaitable[bool]], within_sec: float) -> None:
         """Wait for something. Raises NotSeen."""
         deadline = time.monotonic() + within_sec
-        while not holds():
+        while not (found if isinstance(found := holds(), bool) else await found):
             if time.monotonic() >= deadline:
                 raise NotSeen(f"not seen within {within_sec:g} s: {what}; {self.observer.describe()}")
             await asyncio.sleep(_LOOK_PAUSE_SEC)

@@ -32,12 +32,12 @@ class ViewLine(Tolerant):
         return self.outcome == "applied"
 
 
-def read_view_log(path: Path) -> list[ViewLine]:
-    """All lines that can be read; none where the file is not there."""
+def read_view_log(path: Path, instance_id: int | None = None) -> list[ViewLine]:
+    """All lines that can be read, or those that concern one instance; none where the file is not there."""
     if not path.exists():
         return []
     parsed = (_parse(text) for text in path.read_text(encoding="utf-8", errors="replace").splitlines())
-    return [line for line in parsed if line is not None]
+    return [line for line in parsed if line is not None and (instance_id is None or line.instance in (None, instance_id))]
 
 
 def _parse(text: str) -> ViewLine | None:

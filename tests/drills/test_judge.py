@@ -12,6 +12,7 @@ from drills.engine_log import EngineLife, EngineLine
 from drills.evidence import Evidence
 from drills.histories import Replay
 from drills.judge import checks_of, judge
+from drills.traffic import RequestRecord
 from stack.record import EventKind, StackEvent
 from tests.drills.recorded import (
     MANAGERS,
@@ -122,6 +123,31 @@ def test_invariants_are_judged_over_the_same_evidence() -> None:
 @pytest.mark.parametrize("replay", [Replay(tasks=40, faults=("scale-down-7-2.json: [TMPRL1100] nondeterminism",)), Replay()])
 def test_history_that_does_not_replay_is_red_and_so_is_none_at_all(replay: Replay) -> None:
     assert {name.split()[0] for name in red(evidence(replay=replay))} == {"I12"}
+
+
+def test_ranks_that_serve_on_lose_no_request_and_answer_to_the_end() -> None:
+    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), undisturbed=SURVIVORS)
+
+    def told(*more: RequestRecord, since: float | None = 100.0) -> set[str]:
+        calm = [record for record in requests() if record.ok]
+        return red(evidence(requests=[*calm, *more], last_injection=since), expected)
+
+    assert told() == set()
+    assert told(request(99, 100.5, 1, ok=False).model_copy(update={"rank": 1})) == set(), "it was hit, not they"
+    assert told(request(99, 100.5, 2, ok=False)) == {"requests go on"}
+    assert told(since=105.5) == {"requests go on"}, "rank 0 did not answer any more"
+    assert told(since=None) == {"requests go on"}
+
+
+def test_a_rank_that_its_nodemanager_saw_silent_for_long_enough_counts_as_dead() -> None:
+    mute = victim().model_copy(update={"lines": victim().lines[:2]})
+    seen = evidence().sightings[0].model_copy(update={"source": "poll_error"})
+    silent, confirmed_sec = [seen, *evidence().sightings[1:]], 10.0
+    found = evidence(lives=lives(rank1=[mute]), sightings=silent, ended_at=seen.at + confirmed_sec)
+    assert red(found) == set()
+    spoke = seen.model_copy(update={"at": seen.at + confirmed_sec - 1.0, "status": "healthy"})
+    found = evidence(lives=lives(rank1=[mute]), sightings=[*silent, spoke], ended_at=seen.at + confirmed_sec)
+    assert {name.split()[0] for name in red(found)} == {"I2", "I7"}
 
 
 def test_process_that_was_to_be_stopped_must_have_stood_still_and_gone_on() -> None:
