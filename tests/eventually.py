@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 PATIENCE_SEC = 20.0
 
 
-async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within_sec: float = PATIENCE_SEC) -> None:
+async def eventually(holds: Callable[[], object | Awaitable[object]], what: str, within_sec: float = PATIENCE_SEC) -> None:
     """Polls a condition; fails with its name when it does not come true in time."""
     until = time.monotonic() + within_sec
     while time.monotonic() < until:
         found = holds()
-        if found if isinstance(found, bool) else await found:
+        if await found if isinstance(found, Awaitable) else found:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"{what}: not within {within_sec:g} s")

@@ -1,9 +1,8 @@
 """A Coordinator's management side over real HTTP: the real rules, without anything to route to."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from coordinator.figures import Figures
 from coordinator.management import management_app
@@ -13,8 +12,9 @@ from coordinator.view import View
 from coordinator.view_log import ViewLog
 from domain.messages.coordinator import PublishedInstance
 from domain.messages.strategy import CoordinatorRecord
-from service.http import bind, serve_socket
+from service.http import bind
 from service.metrics import new_registry
+from tests.listening import listening
 
 
 class FakeCoordinator:
@@ -22,8 +22,7 @@ class FakeCoordinator:
 
     def __init__(self) -> None:
         self._port = 0
-        self._stop: asyncio.Event | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._listening = AsyncExitStack()
         self.state: CoordinatorState
 
     @property
@@ -52,18 +51,11 @@ class FakeCoordinator:
         self.state = CoordinatorState(View(new_incarnation()), router, Figures(registry, router), ViewLog(None))
         sock = bind("127.0.0.1", self._port)
         self._port = int(sock.getsockname()[1])
-        self._stop, ready = asyncio.Event(), asyncio.Event()
-        app = management_app(self.state, registry)
-        serving = serve_socket(app, sock, stop=self._stop, on_ready=lambda _url: ready.set(), grace_sec=0.1)
-        self._serving = asyncio.create_task(serving)
-        await asyncio.wait_for(ready.wait(), 10)
+        await self._listening.enter_async_context(listening(management_app(self.state, registry), sock))
 
     async def vanish(self) -> None:
         """Nobody listens there any more."""
-        if self._stop is not None and self._serving is not None:
-            self._stop.set()
-            await self._serving
-            self._stop = self._serving = None
+        await self._listening.aclose()
 
 
 @asynccontextmanager

@@ -21,7 +21,8 @@ from domain.messages.node_manager import FT_PREFIX
 from domain.messages.round import RoundOrder
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
-from service.http import bind, create_app, failure, serve_socket
+from service.http import bind, create_app, failure
+from tests.listening import listening
 
 Behaviour = Callable[[dict[str, Any]], Awaitable[Response | None]]
 """What a Pod does with one request's body; None = what it would do anyway."""
@@ -72,8 +73,7 @@ class FakePod:
         self.generation = 0
         self.started: dict[str, Any] | None = None
         self._scripts: dict[str, list[Behaviour]] = {}
-        self._stop: asyncio.Event | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._listening = AsyncExitStack()
         self.address = NodeManagerAddress(ip="127.0.0.1", port=1)
 
     # --- what tests do ------------------------------------------------------------------------------------------
@@ -89,17 +89,11 @@ class FakePod:
     async def listen(self) -> None:
         sock = bind("127.0.0.1", 0 if self.address.port == 1 else self.address.port)
         self.address = NodeManagerAddress(ip="127.0.0.1", port=int(sock.getsockname()[1]))
-        self._stop, ready = asyncio.Event(), asyncio.Event()
-        serving = serve_socket(self._app(), sock, stop=self._stop, on_ready=lambda _url: ready.set(), grace_sec=0.1)
-        self._serving = asyncio.create_task(serving)
-        await asyncio.wait_for(ready.wait(), 10)
+        await self._listening.enter_async_context(listening(self._app(), sock))
 
     async def vanish(self) -> None:
         """Nobody listens there any more; `listen` brings it back."""
-        if self._stop is not None and self._serving is not None:
-            self._stop.set()
-            await self._serving
-            self._stop = self._serving = None
+        await self._listening.aclose()
 
     # --- what NodeManagers do -----------------------------------------------------------------------------------
 

@@ -23,9 +23,9 @@ from api.app import controller_app
 from api.gateway import Gateway
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import PushLoopCall, PushLoopResult
-from service.http import bind, serve_socket
 from service.settings import Settings
 from service.temporal import connect
+from tests.listening import listening
 from tests.workflows.factories import config, topology
 from tests.workflows.fault_manager_world import PATIENCE_SEC, World, worker_of
 
@@ -61,22 +61,12 @@ class Controller:
 async def an_api(settings: ClientConnectConfig, task_queue: str, ft: FaultToleranceConfig) -> AsyncIterator[Controller]:
     """The API process's inside, on a free port."""
     app = controller_app(Settings(fault_tolerance_config=ft, task_queue=task_queue), Gateway(task_queue, settings))
-    sock, stop, ready = bind("127.0.0.1", 0), asyncio.Event(), asyncio.Event()
-    urls: list[str] = []
-
-    def on_ready(url: str) -> None:
-        urls.append(url)
-        ready.set()
-
-    serving = asyncio.create_task(serve_socket(app, sock, stop=stop, on_ready=on_ready))
-    await asyncio.wait_for(ready.wait(), 10)
-    controller = Controller(urls[0])
-    try:
-        yield controller
-    finally:
-        await controller.http.aclose()
-        stop.set()
-        await asyncio.wait_for(serving, 10)
+    async with listening(app) as url:
+        controller = Controller(url)
+        try:
+            yield controller
+        finally:
+            await controller.http.aclose()
 
 
 async def a_namespace(client: Client, address: str) -> Client:

@@ -1,6 +1,5 @@
 """What the API says while Temporal or every worker is away, and that it recovers by itself."""
 
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ from temporalio.client import Client
 
 from service.temporal import server_command
 from tests.api.installation import Controller, a_namespace, an_api, declaration
+from tests.listening import free_port
 from tests.workflows.factories import config
 from tests.workflows.fault_manager_world import World, worker_of
 
@@ -25,12 +25,6 @@ CALLS = [
         {"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1},
     ),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def says_503(controller: Controller, method: str, path: str, body: object, reason: str) -> str:

@@ -1,7 +1,7 @@
 """A Coordinator with real listeners in this event loop, and engines that do what a test needs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from coordinator.figures import Figures
 from coordinator.inference import inference_app
@@ -22,38 +21,11 @@ from coordinator.state import CoordinatorState
 from coordinator.upstream import Upstream
 from coordinator.view import View
 from coordinator.view_log import ViewLog
-from service.http import bind, serve_socket, url_of
 from service.metrics import new_registry
 from tests.coordinator.factories import MODEL, body, entry
+from tests.listening import listening
 
 LIFE = "life-1"
-
-
-@asynccontextmanager
-async def listening(*apps: ASGIApp, port: int = 0) -> AsyncIterator[list[str]]:
-    """Each of `apps` on a port of its own; their URLs. They stop together."""
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        urls = []
-        for app in apps:
-            sock, ready = bind("127.0.0.1", port), asyncio.Event()
-            serving = serve_socket(app, sock, stop=stop, on_ready=lambda _, ready=ready: ready.set(), grace_sec=0.2)  # type: ignore[misc]
-            urls.append(url_of(sock))
-            group.create_task(serving)
-            await asyncio.wait_for(ready.wait(), 5)
-        try:
-            yield urls
-        finally:
-            stop.set()
-
-
-async def until(condition: Callable[[], bool], what: str, within_sec: float = 5.0) -> None:
-    """Wait for something that no event tells of."""
-    for _ in range(int(within_sec / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"did not happen within {within_sec} s: {what}")
 
 
 @dataclass
@@ -142,8 +114,8 @@ async def coordinator(view_log: Path | None = None, **timeouts: float) -> AsyncI
     upstream = Upstream(timeouts.get("connect", 1.0), timeouts.get("silence", 10.0))
     async with AsyncExitStack() as stack:
         stack.callback(state.view_log.close)
-        apps = inference_app(router, upstream, state.figures), management_app(state, registry)
-        inference, management = await stack.enter_async_context(listening(*apps))
+        inference = await stack.enter_async_context(listening(inference_app(router, upstream, state.figures)))
+        management = await stack.enter_async_context(listening(management_app(state, registry)))
         limits = httpx.Limits(max_connections=200)
         yield RunningCoordinator(
             state,
@@ -157,9 +129,9 @@ async def coordinator(view_log: Path | None = None, **timeouts: float) -> AsyncI
 async def engines(count: int) -> AsyncIterator[list[Engine]]:
     """`count` engines, ranks 0…, with open gates."""
     made = [Engine(rank) for rank in range(count)]
-    async with listening(*(engine.app() for engine in made)) as urls:
-        for engine, url in zip(made, urls, strict=True):
-            engine.url = url
+    async with AsyncExitStack() as stack:
+        for engine in made:
+            engine.url = await stack.enter_async_context(listening(engine.app()))
             engine.gate.set()
         yield made
 

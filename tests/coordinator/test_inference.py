@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from coordinator.upstream import Address, RawHeaders, UpstreamReply
-from service.http import bind
 from tests.coordinator.factories import MODEL, entry, refresh_request
-from tests.coordinator.harness import LIFE, Engine, RunningCoordinator, coordinator, engines, served, until
+from tests.coordinator.harness import LIFE, Engine, RunningCoordinator, coordinator, engines, served
+from tests.eventually import eventually
+from tests.listening import free_port
 
 
 @pytest.fixture
@@ -30,11 +31,6 @@ async def running(four: list[Engine]) -> AsyncIterator[RunningCoordinator]:
 
 def rank_of(reply: httpx.Response) -> int:
     return int(reply.headers["x-autotomy-rank"])
-
-
-def free_port() -> int:
-    with bind("127.0.0.1", 0) as sock:
-        return int(sock.getsockname()[1])
 
 
 @asynccontextmanager
@@ -64,11 +60,11 @@ async def test_requests_are_spread_over_the_view_and_say_who_answered(running: R
 async def test_a_busy_rank_is_spared(running: RunningCoordinator, four: list[Engine]) -> None:
     four[0].gate.clear()
     held = asyncio.create_task(running.complete())
-    await until(lambda: bool(four[0].requests), "rank 0 has the request")
+    await eventually(lambda: bool(four[0].requests), "rank 0 has the request")
     assert 0 not in [rank_of(await running.complete()) for _ in range(9)]
     four[0].gate.set()
     assert rank_of(await held) == 0
-    await until(lambda: sum(running.in_flight().values()) == 0, "nothing is in flight any more")
+    await eventually(lambda: sum(running.in_flight().values()) == 0, "nothing is in flight any more")
 
 
 async def test_body_query_and_headers_reach_the_engine_as_they_were(running: RunningCoordinator, four: list[Engine]) -> None:
@@ -131,12 +127,12 @@ async def test_no_request_goes_to_a_rank_after_its_removal_was_acknowledged(
             answered.append((started, rank_of(await running.complete())))
 
     clients = [asyncio.create_task(client()) for _ in range(8)]
-    await until(lambda: len(answered) > 40, "traffic")
+    await eventually(lambda: len(answered) > 40, "traffic")
     await running.push("add", served(four, 2, 0, 2, 3))
     removed_at = time.monotonic()
     taken = len(four[1].requests)
     before = len(answered)
-    await until(lambda: len(answered) > before + 60, "traffic after the removal")
+    await eventually(lambda: len(answered) > before + 60, "traffic after the removal")
     stop.set()
     await asyncio.gather(*clients)
     assert len(four[1].requests) == taken
@@ -180,7 +176,7 @@ async def test_an_answer_that_breaks_off_is_cut_not_completed(head: bytes) -> No
         await running.push("set", entry(7, {0: port}, 1, ip="127.0.0.1"))
         with pytest.raises(httpx.RemoteProtocolError):
             await running.complete()
-        await until(lambda: running.in_flight() == {0: 0}, "the seat is given back")
+        await eventually(lambda: running.in_flight() == {0: 0}, "the seat is given back")
 
 
 async def test_a_silent_engine_is_given_up_after_the_silence_timeout(four: list[Engine]) -> None:
@@ -197,7 +193,7 @@ async def test_a_client_that_hangs_up_cancels_the_engines_work(running: RunningC
     with pytest.raises(httpx.ReadTimeout):
         await running.inference.post("/v1/completions", json={"model": MODEL}, timeout=httpx.Timeout(5, read=0.3))
     assert four[0].requests
-    await until(lambda: running.in_flight()[0] == 0, "the seat is given back")
+    await eventually(lambda: running.in_flight()[0] == 0, "the seat is given back")
 
 
 async def test_a_client_that_leaves_a_stream_cancels_it(running: RunningCoordinator, four: list[Engine]) -> None:
@@ -207,7 +203,7 @@ async def test_a_client_that_leaves_a_stream_cancels_it(running: RunningCoordina
         engine.next_chunk.release()
         await asyncio.wait_for(anext(reply.aiter_bytes()), 5)
     await asyncio.wait_for(engine.cancelled.wait(), 5)
-    await until(lambda: running.in_flight()[engine.rank] == 0, "the seat is given back")
+    await eventually(lambda: running.in_flight()[engine.rank] == 0, "the seat is given back")
 
 
 async def test_before_a_set_nothing_is_routed(four: list[Engine]) -> None:

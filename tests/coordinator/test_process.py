@@ -19,7 +19,9 @@ from fastapi import FastAPI
 from domain.messages.controller import CoordinatorAnnouncement
 from service.http import bind, create_app, success
 from tests.coordinator.factories import body
-from tests.coordinator.harness import Engine, engines, listening, served, until
+from tests.coordinator.harness import Engine, engines, served
+from tests.eventually import eventually
+from tests.listening import listening
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Process:
 @pytest.fixture
 async def controller() -> AsyncIterator[Controller]:
     made = Controller()
-    async with listening(made.app()) as (made.url,):
+    async with listening(made.app()) as made.url:
         yield made
 
 
@@ -73,7 +75,7 @@ async def started(*arguments: str) -> AsyncIterator[Process]:
     log: list[str] = []
     reading = asyncio.create_task(_read(process, log))
     try:
-        await until(lambda: len(_urls(log)) == 2, f"both listeners: {log}", within_sec=20)
+        await eventually(lambda: len(_urls(log)) == 2, f"both listeners: {log}", within_sec=20)
         advertised = next(m.group(1) for line in log if (m := re.search(r"advertised=(\S+)", line)))
         inference = next(url for url in _urls(log) if url != advertised)
         yield Process(process, inference, advertised, log)
@@ -99,12 +101,12 @@ async def test_it_announces_itself_until_it_has_a_view_and_then_serves(
 ) -> None:
     arguments = ("--controller-url", controller.url, "--view-log", str(tmp_path / "views.jsonl"))
     async with started(*arguments, "--announce-interval", "0.2") as first, httpx.AsyncClient() as client:
-        await until(lambda: len(controller.announcements) >= 2, "repeated while it has no view")
+        await eventually(lambda: len(controller.announcements) >= 2, "repeated while it has no view")
         said = controller.announcements[0]
         assert (said.url, said.has_view) == (first.management, False)
         push = body("set", served(four, 1, 0, 2), incarnation=said.incarnation)
         assert (await client.post(f"{said.url}/instances/refresh", json=push)).status_code == 200
-        await until(lambda: controller.announcements[-1].has_view, "announced with a view")
+        await eventually(lambda: controller.announcements[-1].has_view, "announced with a view")
         reply = await client.post(f"{first.inference}/v1/completions", json={"prompt": "x"})
         assert reply.json()["choices"][0]["text"] == f"rank {reply.headers['x-autotomy-rank']}"
         first.process.send_signal(signal.SIGTERM)
@@ -118,10 +120,10 @@ async def test_after_a_crash_it_is_another_life_which_refuses_pushes_for_the_for
     controller: Controller, four: list[Engine]
 ) -> None:
     async with started("--controller-url", controller.url), httpx.AsyncClient():
-        await until(lambda: bool(controller.announcements), "first life announced")
+        await eventually(lambda: bool(controller.announcements), "first life announced")
     former = controller.announcements[-1].incarnation
     async with started("--controller-url", controller.url) as second, httpx.AsyncClient() as client:
-        await until(lambda: controller.announcements[-1].incarnation != former, "second life announced")
+        await eventually(lambda: controller.announcements[-1].incarnation != former, "second life announced")
         late = body("add", served(four, 9, 0, 1, 2, 3), incarnation=former)
         reply = await client.post(f"{second.management}/instances/refresh", json=late)
         assert (reply.status_code, reply.json()["reason"]) == (409, "INCARNATION")
@@ -133,7 +135,7 @@ async def test_after_a_crash_it_is_another_life_which_refuses_pushes_for_the_for
 
 async def test_a_stop_does_not_wait_for_open_streams(controller: Controller, four: list[Engine]) -> None:
     async with started("--controller-url", controller.url) as running, httpx.AsyncClient() as client:
-        await until(lambda: bool(controller.announcements), "announced")
+        await eventually(lambda: bool(controller.announcements), "announced")
         push = body("set", served(four, 1, 0), incarnation=controller.announcements[-1].incarnation)
         await client.post(f"{running.management}/instances/refresh", json=push)
         asked = {"prompt": "x", "stream": True, "max_tokens": 9}
@@ -147,10 +149,10 @@ async def test_without_a_controller_it_keeps_trying_and_says_so_once(controller:
     with bind("127.0.0.1", 0) as nobody:
         port = nobody.getsockname()[1]
     async with started("--controller-url", f"http://127.0.0.1:{port}") as running:
-        await until(lambda: any(f"127.0.0.1:{port}" in line for line in running.log[-1:]), "said which address")
+        await eventually(lambda: any(f"127.0.0.1:{port}" in line for line in running.log[-1:]), "said which address")
         late = Controller()
-        async with listening(late.app(), port=port):
-            await until(lambda: bool(late.announcements), "announced when it came up")
+        async with listening(late.app(), bind("127.0.0.1", port)):
+            await eventually(lambda: bool(late.announcements), "announced when it came up")
         complaints = [line for line in running.log if "does not take the announcement" in line]
         assert len(complaints) == 1
         running.process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from coordinator.upstream import Address, NotSent, RawHeaders, Upstream, UpstreamFailed
-from tests.coordinator.harness import until
+from tests.eventually import eventually
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -84,14 +84,14 @@ async def test_a_connection_is_used_again(upstream: Upstream) -> None:
         assert [await ask(upstream, server.address) for _ in range(5)] == [(200, b"ok")] * 5
         assert (server.connections, len(server.requests)) == (1, 5)
         await upstream.close()
-        await until(lambda: server.closed == 1, "closed with the pool")
+        await eventually(lambda: server.closed == 1, "closed with the pool")
 
 
 async def test_a_connection_that_the_engine_closed_meanwhile_is_not_used(upstream: Upstream) -> None:
     async with serving(answering(OK, then_close=True)) as server:
         for _ in range(3):
             assert await ask(upstream, server.address) == (200, b"ok")
-            await until(lambda: server.closed == server.connections, "closed by the engine")
+            await eventually(lambda: server.closed == server.connections, "closed by the engine")
             await asyncio.sleep(0.01)
         assert server.connections == 3
 
@@ -135,7 +135,7 @@ async def test_leaving_early_closes_the_connection(upstream: Upstream) -> None:
     async with serving(answering(head)) as server:
         async with upstream.send(server.address, "GET", "/x", [], b"", lambda: True) as reply:
             assert reply.status == 200
-        await until(lambda: server.closed == 1, "the engine sees its client gone")
+        await eventually(lambda: server.closed == 1, "the engine sees its client gone")
 
 
 async def test_a_refused_connection_is_not_sent(upstream: Upstream) -> None:
@@ -150,7 +150,7 @@ async def test_an_unwanted_request_is_not_sent_and_closes_its_connection(upstrea
         with pytest.raises(NotSent):
             async with upstream.send(server.address, "GET", "/x", [], b"", lambda: False):
                 pass
-        await until(lambda: server.closed == 1, "closed")
+        await eventually(lambda: server.closed == 1, "closed")
         assert server.requests == []
 
 
@@ -169,7 +169,7 @@ async def test_an_idle_connection_is_closed_after_a_while(upstream: Upstream, mo
     monkeypatch.setattr("coordinator.upstream._IDLE_SEC", 0.05)
     async with serving(answering(OK)) as server:
         await ask(upstream, server.address)
-        await until(lambda: server.closed == 1, "closed when idle")
+        await eventually(lambda: server.closed == 1, "closed when idle")
         assert await ask(upstream, server.address) == (200, b"ok")
 
 

@@ -27,7 +27,7 @@ from drills.restart_run import restart_drill
 from drills.run import DrillOptions, run_drill
 from drills.scene import Scene
 from stack.spec import EngineSpec
-from tests.drills.conftest import eventually
+from tests.eventually import eventually
 
 CONTROL_PLANE_LIMIT_SEC = 0.5
 IN_A_ROW = 10
@@ -44,6 +44,7 @@ SLOW = {
     "pod-empty-scaleup-fails",
     "gate",
     "engine-failure",
+    "mute-forgotten",
 }
 """Their rules have tests of their own; the drills run with the long suites."""
 
@@ -121,7 +122,7 @@ async def test_ended_drill_leaves_nothing_running(number: signal.Signals, code: 
     process.send_signal(number)
     await process.stdout.read()
     assert await asyncio.wait_for(process.wait(), timeout=30) == code
-    await eventually(lambda: not carrying(f"{name}={value}"), within_sec=10)
+    await eventually(lambda: not carrying(f"{name}={value}"), "nothing is left running", within_sec=10)
 
 
 def carrying(mark: str) -> list[int]:

@@ -12,8 +12,9 @@ from domain.runtime import FtPhase, RuntimeRecord
 from drills.observer import NotSeen, Observer
 from drills.repeated_sets import unchanged_refreshes
 from drills.timeline import Timeline
-from tests.drills.conftest import Serving, eventually
 from tests.drills.recorded import RANKS, ROUND, SURVIVORS, coordinator_view, journal
+from tests.eventually import eventually
+from tests.listening import listening
 
 
 class Peers:
@@ -58,10 +59,10 @@ class Peers:
         return Observer(7, url, {"coordinator-0": url}, {"node-manager-0": url}, Timeline())
 
 
-async def test_a_round_is_seen_from_its_guard_to_its_view(serving: Serving) -> None:
+async def test_a_round_is_seen_from_its_guard_to_its_view() -> None:
     peers = Peers()
     phases: list[str] = []
-    async with serving(peers.app) as url:
+    async with listening(peers.app) as url:
         observer = peers.observer(url)
         observer.on_phase = lambda record: phases.append(record.phase)
         async with observer.watching():
@@ -83,9 +84,9 @@ async def test_a_round_is_seen_from_its_guard_to_its_view(serving: Serving) -> N
     assert [source.who for source in observer.sources() if isinstance(source, SourceRead)] == ["node-manager-0"]
 
 
-async def test_waiting_in_vain_says_what_was_seen_instead(serving: Serving) -> None:
+async def test_waiting_in_vain_says_what_was_seen_instead() -> None:
     peers = Peers()
-    async with serving(peers.app) as url:
+    async with listening(peers.app) as url:
         observer = peers.observer(url)
         async with observer.watching():
             await observer.until("served", lambda seen: seen.publishes(RANKS) and seen.record is not None, 10)
@@ -95,19 +96,19 @@ async def test_waiting_in_vain_says_what_was_seen_instead(serving: Serving) -> N
                 await observer.until("a miracle", lambda seen: False, 0.1)
 
 
-async def test_peers_that_go_away_are_looked_at_again(serving: Serving) -> None:
+async def test_peers_that_go_away_are_looked_at_again() -> None:
     peers = Peers()
-    async with serving(peers.app) as url:
+    async with listening(peers.app) as url:
         observer = peers.observer(url)
         async with observer.watching():
             await observer.until("served", lambda seen: seen.publishes(RANKS), 10)
             peers.down = True
-            await eventually(lambda: peers.refused >= 4)
+            await eventually(lambda: peers.refused >= 4, "asked again and again")
             peers.view, peers.down = coordinator_view(SURVIVORS), False
             await observer.until("back", lambda seen: seen.publishes(SURVIVORS), 10)
 
 
-async def test_repeated_refreshes_are_counted_where_they_arrive(serving: Serving) -> None:
-    async with serving(Peers().app) as url:
+async def test_repeated_refreshes_are_counted_where_they_arrive() -> None:
+    async with listening(Peers().app) as url:
         assert await unchanged_refreshes({"a": url}) == {"a": 3.0}
     assert await unchanged_refreshes({"a": url}) == {"a": 0.0}

@@ -11,7 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from drills.traffic import Failure, RequestRecord, TrafficClient, named_rank
-from tests.drills.conftest import Serving, eventually
+from tests.eventually import eventually
+from tests.listening import listening
 
 HEADERS = {"x-autotomy-rank": "2"}
 
@@ -54,8 +55,8 @@ async def send(url: str, count: int = 4) -> list[RequestRecord]:
         return [await client.send(http) for _ in range(count)]
 
 
-async def test_answers_of_all_kinds_are_ok_and_name_their_rank(serving: Serving) -> None:
-    async with serving(answering("fine")) as url:
+async def test_answers_of_all_kinds_are_ok_and_name_their_rank() -> None:
+    async with listening(answering("fine")) as url:
         records = await send(url)
     assert [(r.kind, r.streamed) for r in records] == [
         ("completion", False),
@@ -75,8 +76,8 @@ async def test_answers_of_all_kinds_are_ok_and_name_their_rank(serving: Serving)
         ("nonsense", {Failure.MALFORMED}),
     ],
 )
-async def test_every_bad_answer_fails_with_its_reason(serving: Serving, mode: str, why: set[Failure]) -> None:
-    async with serving(answering(mode)) as url:
+async def test_every_bad_answer_fails_with_its_reason(mode: str, why: set[Failure]) -> None:
+    async with listening(answering(mode)) as url:
         records = await send(url)
     assert not any(r.ok for r in records)
     assert {r.why for r in records} == why
@@ -103,7 +104,7 @@ async def test_silence_ends_in_a_timeout() -> None:
     assert record.why is Failure.TIMED_OUT
 
 
-async def test_stream_that_breaks_after_its_head_is_cut(serving: Serving) -> None:
+async def test_stream_that_breaks_after_its_head_is_cut() -> None:
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx-autotomy-rank: 1\r\n\r\n"
 
     async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,7 +119,7 @@ async def test_stream_that_breaks_after_its_head_is_cut(serving: Serving) -> Non
     assert (record.why, record.http, record.rank) == (Failure.CUT_STREAM, 200, 1)
 
 
-async def test_pace_does_not_depend_on_answers(serving: Serving) -> None:
+async def test_pace_does_not_depend_on_answers() -> None:
     app = FastAPI()
     arrived: list[str] = []
     release = asyncio.Event()
@@ -130,10 +131,10 @@ async def test_pace_does_not_depend_on_answers(serving: Serving) -> None:
         return JSONResponse({"choices": [{"text": "", "finish_reason": "length"}]})
 
     stop = asyncio.Event()
-    async with serving(app) as url:
+    async with listening(app) as url:
         client = TrafficClient(url, "m", requests_per_sec=50)
         running = asyncio.create_task(client.run(stop))
-        await eventually(lambda: len(arrived) >= 5)
+        await eventually(lambda: len(arrived) >= 5, "requests come in")
         release.set()
         stop.set()
         await asyncio.wait_for(running, timeout=10)

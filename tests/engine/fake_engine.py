@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from service.http import bind, serve_socket, url_of
+from service.http import bind, url_of
+from tests.listening import listening
 
 
 @dataclass
@@ -96,11 +97,5 @@ async def serving(engine: FakeEngine, host: str = "127.0.0.1", port: int = 0) ->
     """The engine at a free port, for the length of the block."""
     sock = bind(host, port)
     engine.url = url_of(sock)
-    stop, ready = asyncio.Event(), asyncio.Event()
-    server = asyncio.create_task(serve_socket(engine.app(), sock, stop=stop, on_ready=lambda _url: ready.set(), grace_sec=0.1))
-    try:
-        await asyncio.wait_for(ready.wait(), 10)
+    async with listening(engine.app(), sock):
         yield engine
-    finally:
-        stop.set()
-        await asyncio.wait_for(server, 10)

@@ -1,6 +1,5 @@
 """A Controller under a test's thumb: takes reports and heartbeats, keeps them, answers as it is told."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from starlette.routing import Route
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import PodReport, RankReport
 from domain.messages.registration import RegisterRequest
-from service.http import bind, serve_socket, url_of
+from service.http import bind, url_of
+from tests.listening import listening
 
 
 @dataclass
@@ -85,11 +85,5 @@ async def controller_serving(controller: FakeController, port: int = 0) -> Async
             Route("/controller/heartbeat", controller._heartbeat, methods=["POST"]),
         ]
     )
-    stop, ready = asyncio.Event(), asyncio.Event()
-    server = asyncio.create_task(serve_socket(app, sock, stop=stop, on_ready=lambda _url: ready.set(), grace_sec=0.1))
-    try:
-        await asyncio.wait_for(ready.wait(), 10)
+    async with listening(app, sock):
         yield controller
-    finally:
-        stop.set()
-        await asyncio.wait_for(server, 10)

@@ -17,7 +17,7 @@ from engine.identity import ProcessIdentity, open_pidfd
 from node_manager.app import node_manager_app
 from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.node import NodeManager
-from service.http import bind, serve_socket, url_of
+from service.http import bind, serve_socket
 from tests.engine.fake_engine import FakeEngine
 from tests.node_manager.controller import FakeController
 
@@ -185,11 +185,6 @@ async def running_pod(
 
 def url_of_config(config: NodeManagerConfig) -> str:
     return f"http://{config.pod_ip}:{config.port}"
-
-
-def free_port() -> int:
-    with bind("127.0.0.1", 0) as sock:
-        return int(url_of(sock).rsplit(":", 1)[1])
 
 
 def reason(answer: httpx.Response) -> str:

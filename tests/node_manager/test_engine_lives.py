@@ -12,8 +12,9 @@ from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
 from node_manager.journal import Journal
 from tests.engine.fake_engine import FakeEngine
+from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, FakeController
-from tests.node_manager.pod import SLEEPER, Pod, alive, free_port, reason, running_pod, until
+from tests.node_manager.pod import SLEEPER, Pod, alive, reason, running_pod, until
 
 
 async def test_repeated_start_changes_nothing(pod: Pod, controller: FakeController) -> None:

@@ -17,8 +17,9 @@ import yaml
 
 from domain.messages.node_manager import FT_PREFIX
 from engine.identity import ProcessIdentity, process_table
+from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, UNHEALTHY, FakeController
-from tests.node_manager.pod import LIMIT_SEC, alive, free_port, reason, until
+from tests.node_manager.pod import LIMIT_SEC, alive, reason, until
 
 RANKS = (0, 1, 2)
 

@@ -13,8 +13,9 @@ from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
 from node_manager.managed_engine import ManagedEngine
 from tests.engine.fake_engine import FakeEngine, serving
+from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, UNHEALTHY, FakeController, controller_serving
-from tests.node_manager.pod import Pod, alive, free_port, reason, running_pod, until
+from tests.node_manager.pod import Pod, alive, reason, running_pod, until
 
 
 def kill(identity: str, number: signal.Signals = signal.SIGKILL) -> None:

@@ -1,11 +1,8 @@
 """Heartbeats that stay away: nobody is called lost who still answers, whoever forgot what."""
 
-import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -18,8 +15,10 @@ from api.pulse import Pulse, is_lost
 from domain.messages.node_manager import LivenessReply
 from domain.messages.strategy import NODE_MANAGER_BACK_SIGNAL, NODE_MANAGER_LOST_SIGNAL, fault_manager_id
 from domain.runtime import FtPhase
-from service.http import bind, serve_socket
+from service.http import bind
 from tests.api.installation import Installation, an_api, an_installation
+from tests.eventually import eventually
+from tests.listening import listening
 from tests.workflows.factories import config, topology
 
 MINE = LivenessReply(status="alive", instance_id=7)
@@ -90,14 +89,8 @@ async def a_node_manager(instance_id: int) -> AsyncIterator[FakeNodeManager]:
     sock = bind("127.0.0.1", 0)
     fake = FakeNodeManager(port=sock.getsockname()[1], instance_id=instance_id)
     app = Starlette(routes=[Route("/liveness", fake.liveness)])
-    stop, ready = asyncio.Event(), asyncio.Event()
-    served = asyncio.create_task(serve_socket(app, sock, stop=stop, on_ready=lambda _url: ready.set(), grace_sec=0.1))
-    try:
-        await asyncio.wait_for(ready.wait(), 10)
+    async with listening(app, sock):
         yield fake
-    finally:
-        stop.set()
-        await asyncio.wait_for(served, 10)
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +104,6 @@ async def signals(here: Installation, instance_id: int) -> list[str]:
     history = await handle.fetch_history()
     names = [event.workflow_execution_signaled_event_attributes.signal_name for event in history.events]
     return [name for name in names if name in (NODE_MANAGER_LOST_SIGNAL, NODE_MANAGER_BACK_SIGNAL)]
-
-
-async def until(condition: Any, what: str) -> None:
-    end = time.monotonic() + 20
-    while not await condition():
-        assert time.monotonic() < end, f"never came: {what}"
-        await asyncio.sleep(0.05)
 
 
 async def declared(here: Installation, instance_id: int, fake: FakeNodeManager) -> None:
@@ -136,10 +122,10 @@ async def test_two_apis_that_never_hear_a_pod_ask_it_and_only_a_mute_one_is_lost
             an_api(here.settings, here.world.task_queue, impatient),
             an_api(here.settings, here.world.task_queue, impatient),
         ):
-            await until(lambda: _true(fake.asked >= 6), "both APIs ask")
+            await eventually(lambda: _true(fake.asked >= 6), "both APIs ask")
             assert await signals(here, 71) == []
             fake.mute = True
-            await until(lambda: _lost(here, 71), "the loss is told")
+            await eventually(lambda: _lost(here, 71), "the loss is told")
 
 
 async def _true(value: bool) -> bool:

@@ -23,12 +23,7 @@ from service.temporal import (
     ensure_search_attributes,
     server_command,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.listening import free_port
 
 
 @contextmanager

@@ -30,15 +30,10 @@ from domain.messages.strategy import (
 )
 from service.temporal import server_command
 from tests.eventually import eventually
+from tests.listening import free_port
 from tests.workflows.factories import topology
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class WorkerProcess:
