@@ -122,14 +122,10 @@ async def test_two_apis_that_never_hear_a_pod_ask_it_and_only_a_mute_one_is_lost
             an_api(here.settings, here.world.task_queue, impatient),
             an_api(here.settings, here.world.task_queue, impatient),
         ):
-            await eventually(lambda: _true(fake.asked >= 6), "both APIs ask")
+            await eventually(lambda: fake.asked >= 6, "both APIs ask")
             assert await signals(here, 71) == []
             fake.mute = True
             await eventually(lambda: _lost(here, 71), "the loss is told")
-
-
-async def _true(value: bool) -> bool:
-    return value
 
 
 async def _lost(here: Installation, instance_id: int) -> bool:
