@@ -7,7 +7,7 @@ as an `Expectation`, judged afterwards over everything that was recorded (`drill
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pydantic import JsonValue
 
@@ -18,6 +18,10 @@ from stack.spec import EngineSpec, StackSpec
 
 if TYPE_CHECKING:
     from drills.scene import Scene
+
+
+PODS: Final = ("node-manager-0", "node-manager-1")
+"""The two Pods of a `local_spec`, by the names of their NodeManagers."""
 
 
 class Outcome(StrEnum):

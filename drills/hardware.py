@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.injections import report_hardware
 from drills.scene import Scene
 
@@ -52,9 +52,7 @@ DRILLS: Final = (
         summary="A card breaks, within the window its rank dies, and another: both are removed, by the engines' word alone.",
         spec=local_spec("hw-first-seen"),
         act=first_seen,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE, losses=((1, 3),), masters=(0,), kept_pods=("node-manager-0", "node-manager-1")
-        ),
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1, 3),), masters=(0,), kept_pods=PODS),
     ),
     Drill(
         name="hw-first-unseen",
@@ -72,7 +70,7 @@ DRILLS: Final = (
             outcome=Outcome.IN_PLACE,
             losses=((1,),),
             masters=(0,),
-            kept_pods=("node-manager-0", "node-manager-1"),
+            kept_pods=PODS,
             quiet_after=True,
         ),
     ),

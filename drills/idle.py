@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.injections import misbehave
 from drills.scene import Scene
 
@@ -39,9 +39,7 @@ DRILLS: Final = (
         summary="The same with wake_idle_survivors: one completion to each survivor makes it notice, and the group shrinks.",
         spec=local_spec("soft-idle-wake", wake_idle_survivors=True),
         act=soft_idle_wake,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=("node-manager-0", "node-manager-1")
-        ),
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=PODS),
         traffic=False,
     ),
     Drill(

@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from domain.engine import Dialect, EngineStatus
-from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.engine_log import all_lines
 from drills.scene import Scene
 from stack.spec import EngineSpec
@@ -21,7 +21,6 @@ STALLED: Final = 1
 
 STABILITY_SEC: Final = 2.0
 STORE_TIMEOUT_SEC: Final = 5.0
-PODS: Final = ("node-manager-0", "node-manager-1")
 
 
 async def stall(scene: Scene) -> None:

@@ -27,7 +27,7 @@ from domain.messages.strategy import (
     fault_manager_id,
 )
 from domain.runtime import FtPhase
-from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.scale_down import AFTER_GUARD
 from drills.scene import Scene
 
@@ -112,7 +112,7 @@ DRILLS: Final = (
             outcome=Outcome.IN_PLACE,
             losses=((VICTIM,),),
             masters=(0,),
-            kept_pods=("node-manager-0", "node-manager-1"),
+            kept_pods=PODS,
             endings=(RoundReason.COMMITTED, RoundReason.GUARD_REFUSED),
             aborted=True,
         ),

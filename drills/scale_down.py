@@ -4,7 +4,7 @@ from typing import Final
 
 from domain.engine import EngineStatus
 from domain.messages.round import RoundReason
-from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.impostor import hanging_pod, until_asked, until_given_up
 from drills.injections import misbehave
 from drills.scene import Scene
@@ -129,18 +129,14 @@ DRILLS: Final = (
         summary="Rank 1 dies under traffic: one command to each survivor, only rank 1 is removed, the others keep serving.",
         spec=local_spec("soft-rank"),
         act=soft_rank,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=("node-manager-0", "node-manager-1")
-        ),
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=PODS),
     ),
     Drill(
         name="soft-rank0",
         summary="Rank 0, which hosts the group's store, dies: the lowest survivor becomes master, the numbers stay.",
         spec=local_spec("soft-rank0"),
         act=soft_rank0,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE, losses=((0,),), masters=(1,), kept_pods=("node-manager-0", "node-manager-1")
-        ),
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((0,),), masters=(1,), kept_pods=PODS),
     ),
     Drill(
         name="consecutive",
@@ -151,7 +147,7 @@ DRILLS: Final = (
             outcome=Outcome.IN_PLACE,
             losses=((1,), (2,)),
             masters=(0, 0),
-            kept_pods=("node-manager-0", "node-manager-1"),
+            kept_pods=PODS,
             repeated_set=True,
         ),
     ),
@@ -160,9 +156,7 @@ DRILLS: Final = (
         summary="Ranks 1 and 2 die at once, rank 3 when the round looks at the engines: one command, with all three.",
         spec=local_spec("multi-rank"),
         act=multi_rank,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE, losses=((1, 2, 3),), masters=(0,), kept_pods=("node-manager-0", "node-manager-1")
-        ),
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1, 2, 3),), masters=(0,), kept_pods=PODS),
         failpoints={"worker": (AFTER_GUARD,)},
     ),
     Drill(
@@ -189,7 +183,7 @@ DRILLS: Final = (
             outcome=Outcome.IN_PLACE,
             losses=((2, 3),),
             masters=(0,),
-            kept_pods=("node-manager-0", "node-manager-1"),
+            kept_pods=PODS,
         ),
     ),
     Drill(

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from drills.drill import Drill, Expectation, Outcome, local_spec
+from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.injections import silent_engine
 from drills.scene import Scene
 
@@ -28,7 +28,6 @@ ENGINE_TIMEOUT_SEC: Final = 1.0
 
 DEAD_CONFIRM_SEC: Final = 3.0
 LIFE_AFTER_SEC: Final = 3.0
-PODS: Final = ("node-manager-0", "node-manager-1")
 
 
 async def mute_forgotten(scene: Scene) -> None:
