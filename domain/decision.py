@@ -345,18 +345,22 @@ def _rebuild(case: Case, reason: DecisionReason, detail: str = "") -> Decision:
         return Decision(
             action=Action.STAY_WITHDRAWN,
             reason=DecisionReason.BUDGET_SPENT,
-            detail=f"{reason}: {detail}" if detail else str(reason),
+            detail=detail if reason is DecisionReason.BUDGET_SPENT else _told(reason, detail),
             then=f"a person has to look: {allowed} rebuilds in {window_sec:g} s did not help; "
             f"`autotomy instance reconfigure {case.topology.instance_id} --force` orders the next one",
         )
     pause_sec = min(FIRST_BACK_OFF_SEC * 2.0 ** (used - 1), window_sec) if used else 0.0
     not_before = (case.situation.rebuild_ended_at or 0.0) + pause_sec
     if case.now < not_before:
-        why = f"{reason}: {detail}; rebuild {used + 1} of {allowed}" if detail else f"{reason}; rebuild {used + 1} of {allowed}"
+        why = f"{_told(reason, detail)}; rebuild {used + 1} of {allowed}"
         return Decision(
             action=Action.WAIT, reason=DecisionReason.BACK_OFF, detail=why, until=not_before, then="the instance is rebuilt"
         )
     return Decision(action=Action.RECONFIGURE, reason=reason, detail=detail)
+
+
+def _told(reason: DecisionReason, detail: str) -> str:
+    return f"{reason}: {detail}" if detail else str(reason)
 
 
 def _faults(case: Case) -> str:

@@ -95,9 +95,9 @@ class Topology(Strict):
                 f"routable endpoint ids must be exactly 0..{self.parallel_config.dp_size - 1}, got {routable}"
                 + (f" (duplicate: {twice})" if twice else "")
             )
-        addresses = [str(place.address) for place in self.node_managers]
-        if len(set(addresses)) != len(addresses):
-            raise ValueError(f"node_managers holds an address twice: {sorted(addresses)}")
+        addresses = Counter(str(place.address) for place in self.node_managers)
+        if repeated := sorted(address for address, count in addresses.items() if count > 1):
+            raise ValueError(f"node_managers holds an address twice: {', '.join(repeated)}")
         for endpoint in self.endpoints:
             self.manager_of(endpoint)
         return self

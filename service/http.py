@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import json
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,17 +124,34 @@ def invalid(details: Sequence[Mapping[str, Any]]) -> HttpError:
         why = details[0].get("ctx", {}).get("error", details[0]["msg"])
         return HttpError(400, HttpReason.MALFORMED_JSON, f"the body is not JSON: {why}")
     errors = [_field_error(detail) for detail in details]
-    message = "; ".join(f"{error['field']}: {error['why']} (got {error['value']})" for error in errors)
-    return HttpError(400, HttpReason.INVALID, message, errors=errors)
+    return HttpError(400, HttpReason.INVALID, "; ".join(map(_in_words, errors)), errors=errors)
 
 
 def _field_error(detail: Mapping[str, Any]) -> dict[str, str]:
+    """`field` is "body" where the whole contradicts itself; `value` is JSON, as it came, cut where it is long."""
     path = [str(part) for part in detail["loc"]]
     if len(path) > 1 and path[0] == "body":
         path = path[1:]
-    value = repr(detail.get("input"))
-    shown = value if len(value) <= _MAX_SHOWN_VALUE else value[: _MAX_SHOWN_VALUE - 1] + "…"
-    return {"field": ".".join(path), "value": shown, "why": str(detail["msg"]).removeprefix("Value error, ")}
+    return {
+        "field": ".".join(path) or "body",
+        "value": _shown(detail.get("input")),
+        "why": str(detail["msg"]).removeprefix("Value error, "),
+    }
+
+
+def _in_words(error: Mapping[str, str]) -> str:
+    """What is wrong with one field; a whole body is not shown again to whoever sent it."""
+    if error["field"] == "body":
+        return error["why"]
+    return f"{error['field']}: {error['why']} (got {error['value']})"
+
+
+def _shown(value: object) -> str:
+    try:
+        text = json.dumps(jsonable_encoder(value), ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_VALUE else text[: _MAX_SHOWN_VALUE - 1] + "…"
 
 
 class _BugBarrier:

@@ -115,6 +115,14 @@ def test_rule(statuses: Statuses, situation: dict[str, Any], action: Action, rea
     assert (decision.action, decision.reason) == (action, reason)
 
 
+def test_a_spent_budget_names_its_cause_once_however_often_it_is_judged() -> None:
+    spent: dict[str, Any] = {"rebuilt_at": (T0 - 30, T0 - 20, T0 - 10)}
+    first = decided({1: D, 0: D, 2: D, 3: D}, **spent)
+    assert first.detail == "ALL_DEAD: every active rank is dead"
+    again = decided({}, owed=DecisionReason.BUDGET_SPENT, owed_detail=first.detail, budget_spent=True, **spent)
+    assert (again.reason, again.detail) == (first.reason, first.detail)
+
+
 def test_rule_1_with_the_feature_off_a_software_fault_takes_the_original_strategy() -> None:
     off = config(enable_dp_scale_down=False)
     complete = {1: D, 0: U, 2: U, 3: U}

@@ -11,7 +11,7 @@ from typing import Annotated
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import Field, StrictInt
+from pydantic import Field, StrictInt, model_validator
 from starlette.responses import StreamingResponse
 
 from domain.errors import ConfigError, Transient
@@ -22,6 +22,13 @@ from service.metrics import add_metrics_route, new_registry
 
 class Order(Strict):
     engine_id: Annotated[StrictInt, Field(ge=0)]
+    peers: tuple[int, ...] | None = None
+
+    @model_validator(mode="after")
+    def _not_its_own_peer(self) -> "Order":
+        if self.engine_id in (self.peers or ()):
+            raise ValueError(f"engine {self.engine_id} cannot be its own peer")
+        return self
 
 
 def example_app() -> FastAPI:
@@ -109,6 +116,22 @@ async def test_invalid_input_is_400_and_names_the_field(client: httpx.AsyncClien
     assert data["reason"] == "INVALID"
     assert [error["field"] for error in data["errors"]] == [field]
     assert field in reply.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"engine_id": 1, "peers": [1]}', "engine 1 cannot be its own peer"),
+        ('{"engine_id": true}', "engine_id: Input should be a valid integer (got true)"),
+        ('{"engine_id": null}', "engine_id: Input should be a valid integer (got null)"),
+        ('{"engine_id": "3"}', 'engine_id: Input should be a valid integer (got "3")'),
+    ],
+)
+async def test_a_refusal_reads_as_json_and_shows_nobody_the_whole_body_again(
+    client: httpx.AsyncClient, body: str, message: str
+) -> None:
+    reply = await client.post("/orders", content=body)
+    assert (reply.status_code, reply.json()["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("body", ['{"engine_id": ', "", "\xff", "[1,2]", "null"])
