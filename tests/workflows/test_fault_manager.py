@@ -28,6 +28,7 @@ from domain.messages.strategy import (
 )
 from domain.runtime import FtPhase, RuntimeRecord
 from service.temporal import SEARCH_ATTRIBUTES
+from tests.eventually import eventually
 from tests.workflows.factories import config, round_end
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 from workers.controller_worker import workflow_runner
@@ -295,6 +296,34 @@ async def test_a_burst_of_signals_while_it_continues_as_new_with_a_round_running
         assert (await world.handle.describe()).run_id != first_run
         await world.report({2: HEALTHY, 3: DEAD, 0: HEALTHY})
         await world.until(lambda r: r.engine_statuses["3"].status == "dead", "the last of them counts")
+        assert not world.rebuilds
+
+
+async def test_a_long_history_ends_when_nothing_is_open_and_not_before(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a large group's reports would stream into a continue-as-new, and each refusal of it costs a replay."""
+    monkeypatch.setattr(workflows.fault_manager, "CALM_AT_EVENTS", 30)
+    async with a_world(temporal_client, sandboxed=False) as world:
+        await world.serve()
+        order = await world.fail_over((1,))
+        first_run = (await world.handle.describe()).run_id
+        for sequence in range(30):
+            await world.report({0: UNHEALTHY, 2: UNHEALTHY})
+            if sequence % 10 == 0:
+                await world.record()
+        description = await world.handle.describe()
+        assert (description.run_id, description.history_length > 30) == (first_run, True)
+        await world.commit(order)
+        await world.end_round(order)
+        await world.report({0: HEALTHY, 2: HEALTHY, 3: HEALTHY})
+
+        async def next_run() -> bool:
+            return (await world.handle.describe()).run_id != first_run
+
+        await eventually(next_run, "calm, it continues as new")
+        record = await world.until(lambda r: r.can_serve, "as if nothing had been")
+        assert record.dead_committed == (1,)
         assert not world.rebuilds
 
 
