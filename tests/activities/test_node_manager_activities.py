@@ -5,11 +5,12 @@ import time
 from typing import Any
 
 import pytest
+from temporalio.activity import ActivityCancellationDetails
 
 from domain.messages.round import ApplyCall, FinalizeCall, GuardCall, StopPodsCall, VerifyCall
 from domain.messages.strategy import FreshLookCall, PaceCall
 from domain.watch import Question
-from tests.activities.attempts import node_manager_activities, run, within
+from tests.activities.attempts import environment, node_manager_activities, run, within
 from tests.activities.fake_pods import FakeInstance, answer, fake_instance, hang, healthy, refuse, unhealthy
 from tests.eventually import eventually
 
@@ -278,6 +279,24 @@ async def test_best_effort_calls_never_fail() -> None:
         await run(activities.stop_pods, StopPodsCall(managers=managers, generation=3, request_timeout_sec=0.5))
         await run(activities.pace, PaceCall(managers=managers, poll_interval_sec=0.25, request_timeout_sec=0.5))
         assert instance.pods[1].bodies("pace") == [{"poll_interval_sec": 0.25}]
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [ActivityCancellationDetails(not_found=True), ActivityCancellationDetails(worker_shutdown=True)],
+    ids=["round", "worker"],
+)
+async def test_a_stop_that_was_begun_outlives_its_round_and_not_its_worker(ended: ActivityCancellationDetails) -> None:
+    async with fake_instance() as instance, node_manager_activities() as activities:
+        pod = instance.pods[1]
+        pod.script("stop", hang(0.5))
+        env = environment()
+        call = StopPodsCall(managers=(pod.address,), generation=3, request_timeout_sec=5.0)
+        stopping = asyncio.create_task(env.run(activities.stop_pods, call))
+        await eventually(lambda: len(pod.bodies("stop")) == 1, "the Pod is asked")
+        env.cancel(ended)
+        await asyncio.wait({stopping}, timeout=5)
+        assert stopping.cancelled() is ended.worker_shutdown
 
 
 async def test_a_fresh_look_tells_what_it_saw_and_what_it_could_not_see() -> None:
