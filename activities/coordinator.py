@@ -35,9 +35,15 @@ from domain.messages.coordinator import (
     RefreshReply,
     RefreshRequest,
 )
-from domain.messages.event_pusher import FORGET_AFTER_SEC, PushLoopCall, PushLoopResult
+from domain.messages.event_pusher import (
+    FORGET_AFTER_SEC,
+    CoordinatorRecord,
+    Coordinators,
+    PushLoopCall,
+    PushLoopResult,
+    ViewRecord,
+)
 from domain.messages.round import PeerRefusal, ViewCall, ViewResult
-from domain.messages.strategy import CoordinatorRecord, Coordinators, ViewRecord
 from domain.model import Strict
 from domain.serving import project
 

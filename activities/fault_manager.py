@@ -16,12 +16,11 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.attempt import attempt
 from activities.temporal_calls import signal_with_start, update_with_start
 from domain.errors import Transient
-from domain.messages.strategy import (
+from domain.messages.fault_manager import (
     COMMIT_UPDATE,
     END_SIGNAL,
     FAULT_MANAGER_WORKFLOW,
     PROGRESS_SIGNAL,
-    REPORTS,
     CommitReport,
     EndReport,
     FaultManagerStart,
@@ -29,10 +28,10 @@ from domain.messages.strategy import (
     LookUpResult,
     ProgressReport,
     Reported,
-    StrategyEnd,
     StrategyState,
     fault_manager_id,
 )
+from domain.messages.strategy import REPORTS, StrategyEnd
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from activities.node_manager_client import NodeManagerClient
 from activities.peer import PeerRefused, get, refusal
 from domain.errors import AutotomyError
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView, PublishedInstance
-from domain.messages.event_pusher import EventPusherState
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState
+from domain.messages.fault_manager import JournalsCall, JournalsResult
 from domain.messages.node_manager import JournalReply
 from domain.messages.round import PeerRefusal
-from domain.messages.strategy import EVENT_PUSHER_ID, JournalsCall, JournalsResult
 from domain.topology import NodeManagerAddress
 
 log = logging.getLogger(__name__)

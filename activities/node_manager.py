@@ -18,6 +18,7 @@ from activities.node_manager_client import NodeManagerClient
 from activities.peer import refusal
 from activities.sight import sweep_with_incarnations
 from domain.errors import AutotomyError, Transient
+from domain.messages.fault_manager import FreshLookCall, FreshLookResult, PaceCall, WakeCall, WakeResult
 from domain.messages.node_manager import FinalizeRequest, GuardReply, GuardRequest, PaceRequest, ProbeRequest, StopRequest
 from domain.messages.round import (
     ApplyCall,
@@ -32,7 +33,6 @@ from domain.messages.round import (
     VerifyCall,
     VerifyResult,
 )
-from domain.messages.strategy import FreshLookCall, FreshLookResult, PaceCall, WakeCall, WakeResult
 from domain.topology import NodeManagerAddress
 from domain.watch import Question, RecoveredWatch
 

@@ -33,7 +33,7 @@ from domain.messages.node_manager import (
     StopReply,
     StopRequest,
 )
-from domain.messages.strategy import (
+from domain.messages.rebuild import (
     EnginesReadyCall,
     EnginesReadyResult,
     StartNodeManagersCall,

@@ -17,8 +17,17 @@ from temporalio.client import Client
 
 from activities.temporal_calls import update_with_start
 from domain.errors import Transient
-from domain.messages.event_pusher import EventPusherState, KnownView, RecordedViews, ViewsRecord
-from domain.messages.strategy import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW, RECORD_VIEWS_UPDATE, Coordinators, ViewRecord
+from domain.messages.event_pusher import (
+    EVENT_PUSHER_ID,
+    EVENT_PUSHER_WORKFLOW,
+    RECORD_VIEWS_UPDATE,
+    Coordinators,
+    EventPusherState,
+    KnownView,
+    RecordedViews,
+    ViewRecord,
+    ViewsRecord,
+)
 from domain.model import Strict
 
 AT_ONCE: Final = 64

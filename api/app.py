@@ -23,12 +23,8 @@ from api.pulse_watch import PulseWatch
 from api.registration import registration_routes
 from api.state import Api, Figures
 from api.status import status_routes
-from domain.messages.strategy import (
-    EVENT_PUSHER_ID,
-    EVENT_PUSHER_WORKFLOW,
-    INSTANCE_REGISTRY_ID,
-    INSTANCE_REGISTRY_WORKFLOW,
-)
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW
 from service.http import HttpError, create_app, failure
 from service.metrics import add_metrics_route, new_registry
 from service.settings import Settings

@@ -12,14 +12,8 @@ from typing import Final, Generic, TypeVar
 
 from api.errors import ApiReason
 from api.gateway import Gateway, WorkflowUnknown
-from domain.messages.strategy import (
-    INSTANCE_REGISTRY_ID,
-    INSTANCES_QUERY,
-    STATUS_QUERY,
-    RegisteredInstance,
-    RegistryView,
-    fault_manager_id,
-)
+from domain.messages.fault_manager import STATUS_QUERY, fault_manager_id
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegisteredInstance, RegistryView
 from domain.registration import Assembly, instances_by_node
 from domain.runtime import RuntimeRecord
 from domain.topology import Topology

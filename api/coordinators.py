@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from api.gateway import stamp
 from api.state import Api
 from domain.messages.controller import CoordinatorAnnouncement
-from domain.messages.strategy import ANNOUNCE_UPDATE, EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW, CoordinatorRecord
+from domain.messages.event_pusher import ANNOUNCE_UPDATE, EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW, CoordinatorRecord
 from service.http import success
 
 

@@ -13,8 +13,8 @@ from api.errors import ReportRefusal
 from api.gateway import stamp
 from api.state import Api
 from domain.messages.controller import ReportReply, SoftwareFaultReport
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL, fault_manager_id
 from domain.messages.node_manager import PodReport
-from domain.messages.strategy import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL, fault_manager_id
 from domain.topology import NodeManagerAddress, Topology
 from service.http import invalid, success
 

@@ -14,13 +14,8 @@ from api.errors import ReportRefusal
 from api.gateway import stamp
 from api.state import Api
 from domain.hardware import fault_level
+from domain.messages.fault_manager import CLEAR_HARDWARE_SIGNAL, FAULT_MANAGER_WORKFLOW, REPORT_HARDWARE_SIGNAL, fault_manager_id
 from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport, HardwareReply
-from domain.messages.strategy import (
-    CLEAR_HARDWARE_SIGNAL,
-    FAULT_MANAGER_WORKFLOW,
-    REPORT_HARDWARE_SIGNAL,
-    fault_manager_id,
-)
 from service.http import success
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ worker that is up but does not poll gives none.
 from fastapi import APIRouter, Response
 
 from api.state import Api
-from domain.messages.strategy import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView
 from service.http import success
 
 

@@ -14,7 +14,7 @@ from api.gateway import WorkflowUnknown
 from api.pulse_watch import tell
 from api.state import Api, unknown
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
-from domain.messages.strategy import FAULT_MANAGER_WORKFLOW, fault_manager_id
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
 from domain.runtime import TRANSACTION_PHASES, FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError, success

@@ -11,28 +11,30 @@ from api.gateway import UpdateRefused, WorkflowUnknown, stamp
 from api.state import Api, unknown
 from api.status import assembling_record
 from domain.messages.controller import InstanceDeclaration, TerminateRequest
-from domain.messages.strategy import (
-    DECLARE_UPDATE,
+from domain.messages.fault_manager import (
     FAULT_MANAGER_WORKFLOW,
     HOLD_UPDATE,
-    INSTANCE_REGISTRY_ID,
-    INSTANCE_REGISTRY_WORKFLOW,
-    INSTANCES_QUERY,
     PLAN_QUERY,
     RECONFIGURE_UPDATE,
     RELEASE_UPDATE,
-    REMOVE_UPDATE,
     REPUBLISH_UPDATE,
     CommandReply,
-    DeclareCall,
     HoldCall,
     ReconfigureCall,
+    fault_manager_id,
+)
+from domain.messages.instance_registry import (
+    DECLARE_UPDATE,
+    INSTANCE_REGISTRY_ID,
+    INSTANCE_REGISTRY_WORKFLOW,
+    INSTANCES_QUERY,
+    REMOVE_UPDATE,
+    DeclareCall,
     RegistryOutcome,
     RegistryReply,
     RegistryStart,
     RegistryView,
     RemoveCall,
-    fault_manager_id,
 )
 from domain.model import Strict
 from domain.plan import Plan, PlanRequest

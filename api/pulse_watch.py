@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from api.gateway import WorkflowUnknown, stamp
 from api.pulse import is_lost
 from api.state import Api
-from domain.messages.node_manager import LivenessReply
-from domain.messages.strategy import (
+from domain.messages.fault_manager import (
     FAULT_MANAGER_WORKFLOW,
     NODE_MANAGER_BACK_SIGNAL,
     NODE_MANAGER_LOST_SIGNAL,
     NodeManagerWord,
     fault_manager_id,
 )
+from domain.messages.node_manager import LivenessReply
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError

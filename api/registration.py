@@ -10,17 +10,16 @@ from api.errors import ApiReason
 from api.gateway import UpdateRefused, WorkflowUnknown
 from api.heartbeats import removed_for
 from api.state import Api
-from domain.messages.registration import RegisterReply, RegisterRequest
-from domain.messages.strategy import (
-    FAULT_MANAGER_WORKFLOW,
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
+from domain.messages.instance_registry import (
     INSTANCE_REGISTRY_ID,
     INSTANCE_REGISTRY_WORKFLOW,
     REGISTER_UPDATE,
     RegisterCall,
     RegisterResult,
     RegistryView,
-    fault_manager_id,
 )
+from domain.messages.registration import RegisterReply, RegisterRequest
 from domain.registration import Assembly, Seat, assembled_for, endpoints_of, hold, joining, place_of
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Topology

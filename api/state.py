@@ -12,8 +12,8 @@ from api.gateway import Gateway
 from api.pulse import Pulse
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EventPusherState
+from domain.messages.fault_manager import FaultManagerStart
 from domain.messages.node_manager import FtPacing
-from domain.messages.strategy import FaultManagerStart
 from domain.topology import Topology
 from service.http import HttpError
 from service.metrics import NAMESPACE

@@ -23,6 +23,7 @@ from activities.peer import get, new_http_client
 from domain.config import FaultToleranceConfig
 from domain.errors import AutotomyError, Transient
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView
+from domain.messages.event_pusher import CoordinatorRecord, Coordinators
 from domain.messages.node_manager import FtPacing, StartRequest, StatusRequest, StopRequest
 from domain.messages.round import (
     ApplyCall,
@@ -43,7 +44,6 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.messages.strategy import CoordinatorRecord, Coordinators
 from domain.round import run_round
 from domain.runtime import FtPhase
 from domain.topology import Topology

@@ -26,8 +26,10 @@ from bench.site import Shape, ViewLog
 from bench.wire import serve
 from domain.errors import Transient
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
+from domain.messages.event_pusher import EVENT_PUSHER_ID
+from domain.messages.fault_manager import fault_manager_id
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
 from domain.messages.registration import RegisterReply, RegisterRequest
-from domain.messages.strategy import EVENT_PUSHER_ID, INSTANCE_REGISTRY_ID, fault_manager_id
 from domain.model import Strict
 from domain.topology import NodeManagerAddress, ParallelConfig
 from stack.client import Stack

@@ -15,7 +15,8 @@ from temporalio.client import Client
 
 from bench.cpu import spent, usage
 from bench.site import Shape, Site, open_site
-from domain.messages.strategy import EVENT_PUSHER_ID, fault_manager_id
+from domain.messages.event_pusher import EVENT_PUSHER_ID
+from domain.messages.fault_manager import fault_manager_id
 from domain.model import Strict
 from stack.record import ProcessKind
 

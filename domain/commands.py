@@ -4,7 +4,8 @@ The FaultManager's update validators ask here, so that a refused command never e
 """
 
 from domain.instance import InstanceState, Life
-from domain.messages.strategy import CommandOutcome, CommandReply, ReconfigureCall, StrategyKind
+from domain.messages.fault_manager import CommandOutcome, CommandReply, ReconfigureCall
+from domain.messages.strategy import StrategyKind
 from domain.runtime import SERVING_PHASES
 
 

@@ -15,7 +15,7 @@ lost. The NodeManagers' journals, EventPusher and the Coordinators know what hap
 from domain.decision import DecisionReason
 from domain.evidence import from_look
 from domain.instance import InstanceState, Life
-from domain.messages.strategy import FreshLookResult, JournalsResult
+from domain.messages.fault_manager import FreshLookResult, JournalsResult
 
 
 def seeded(state: InstanceState, journals: JournalsResult) -> InstanceState:

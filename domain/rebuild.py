@@ -27,19 +27,21 @@ from typing import Final, Protocol
 
 from domain.engine import RankEntry
 from domain.errors import AutotomyError
-from domain.messages.round import PeerRefusal, StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
-from domain.messages.strategy import (
+from domain.messages.rebuild import (
     EnginesReadyCall,
     EnginesReadyResult,
+    StartNodeManagersCall,
+    StartNodeManagersResult,
+    StopNodeManagersCall,
+    StopNodeManagersResult,
+)
+from domain.messages.round import PeerRefusal, StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
+from domain.messages.strategy import (
     ReconfigurationOrder,
     ReconfigurationReason,
     ReconfigurationReport,
     RelaunchOrder,
     RelaunchReport,
-    StartNodeManagersCall,
-    StartNodeManagersResult,
-    StopNodeManagersCall,
-    StopNodeManagersResult,
     StrategyKind,
 )
 from domain.runtime import FtPhase

@@ -12,15 +12,9 @@ from typing import Final, Protocol
 
 from domain.engine import EngineStatus, ProcessState, RankEntry
 from domain.errors import AutotomyError
+from domain.messages.rebuild import EnginesReadyCall, EnginesReadyResult
 from domain.messages.round import StepReport, VerifyCall, VerifyResult
-from domain.messages.strategy import (
-    EnginesReadyCall,
-    EnginesReadyResult,
-    ReinferenceOrder,
-    ReinferenceReason,
-    ReinferenceReport,
-    StrategyKind,
-)
+from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, ReinferenceReport, StrategyKind
 from domain.runtime import FtPhase
 from domain.watch import Question
 

@@ -12,13 +12,7 @@ from domain.hardware import RECOVERY_LEVELS, FaultLevel
 from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, RunningStrategy, ServingView
 from domain.invariants import round_bound_sec
 from domain.messages.round import RoundOrder
-from domain.messages.strategy import (
-    FastRecoveryOrder,
-    ReconfigurationOrder,
-    ReinferenceOrder,
-    RelaunchOrder,
-    StrategyKind,
-)
+from domain.messages.strategy import FastRecoveryOrder, ReconfigurationOrder, ReinferenceOrder, RelaunchOrder, StrategyKind
 from domain.runtime import SERVING_PHASES, FtPhase
 from domain.situation import ORDERED_BY_A_PERSON
 

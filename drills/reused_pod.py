@@ -17,15 +17,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from domain.evidence import Evidence
 from domain.instance import InstanceState, Life, ServingView
 from domain.messages.controller import MotorStatus
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL, TASK_QUEUE, FaultManagerStart, fault_manager_id
 from domain.messages.round import RoundReason
-from domain.messages.strategy import (
-    FAULT_MANAGER_WORKFLOW,
-    REPORT_SIGNAL,
-    TASK_QUEUE,
-    FaultManagerStart,
-    StrategyKind,
-    fault_manager_id,
-)
+from domain.messages.strategy import StrategyKind
 from domain.runtime import FtPhase
 from drills.drill import PODS, Drill, Expectation, Outcome, local_spec
 from drills.scale_down import AFTER_GUARD

@@ -18,11 +18,10 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.config import FaultToleranceConfig
-from domain.messages.strategy import (
-    FAULT_MANAGER_WORKFLOW,
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, FaultManagerStart
+from domain.messages.instance_registry import (
     INSTANCE_REGISTRY_ID,
     INSTANCES_QUERY,
-    FaultManagerStart,
     RegisteredInstance,
     RegistryStart,
     RegistryView,

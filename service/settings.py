@@ -28,7 +28,7 @@ from pydantic_settings import (
 
 from domain.config import FaultToleranceConfig
 from domain.errors import ConfigError
-from domain.messages.strategy import TASK_QUEUE
+from domain.messages.fault_manager import TASK_QUEUE
 
 ENV_PREFIX: Final = "AUTOTOMY_"
 CONFIG_VARIABLE: Final = "AUTOTOMY_CONFIG"

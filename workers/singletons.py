@@ -15,16 +15,9 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.config import FaultToleranceConfig
-from domain.messages.event_pusher import EventPusherState
-from domain.messages.strategy import (
-    CONFIG_SIGNAL,
-    EVENT_PUSHER_ID,
-    EVENT_PUSHER_WORKFLOW,
-    INSTANCE_REGISTRY_ID,
-    INSTANCE_REGISTRY_WORKFLOW,
-    RegistryView,
-    fault_manager_id,
-)
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW, EventPusherState
+from domain.messages.fault_manager import CONFIG_SIGNAL, fault_manager_id
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW, RegistryView
 from service.registry_memory import registry_start
 
 log = logging.getLogger(__name__)

@@ -30,23 +30,21 @@ with workflow.unsafe.imports_passed_through():
     from activities.errors import from_activity_error
     from domain.config import FaultToleranceConfig, whole
     from domain.messages.event_pusher import (
+        ANNOUNCE_UPDATE,
+        EVENT_PUSHER_WORKFLOW,
         KEEP_WITHDRAWN_SEC,
+        CoordinatorRecord,
+        Coordinators,
         EventPusherState,
         ForgetInstance,
         KnownView,
         PushLoopCall,
         PushLoopResult,
         RecordedViews,
+        ViewRecord,
         ViewsRecord,
     )
-    from domain.messages.strategy import (
-        ANNOUNCE_UPDATE,
-        CONFIG_SIGNAL,
-        EVENT_PUSHER_WORKFLOW,
-        CoordinatorRecord,
-        Coordinators,
-        ViewRecord,
-    )
+    from domain.messages.fault_manager import CONFIG_SIGNAL
     from domain.runtime import RejectedSignal
 
 M = TypeVar("M", bound=BaseModel)

@@ -31,22 +31,19 @@ with workflow.unsafe.imports_passed_through():
     from domain.decision import Action, Decision, DecisionReason, decide
     from domain.instance import InstanceState, Life, RunningStrategy
     from domain.learning import assembled
-    from domain.messages.event_pusher import ForgetInstance
-    from domain.messages.round import CommitRecord
-    from domain.messages.strategy import (
-        EVENT_PUSHER_ID,
+    from domain.messages.event_pusher import EVENT_PUSHER_ID, FORGET_SIGNAL, ForgetInstance
+    from domain.messages.fault_manager import (
         FAULT_MANAGER_WORKFLOW,
-        FORGET_SIGNAL,
         PLAN_QUERY,
-        STOP_SIGNAL,
         CommandOutcome,
         CommandReply,
         FaultManagerStart,
         HoldCall,
         ReconfigureCall,
-        StrategyKind,
         StrategyState,
     )
+    from domain.messages.round import CommitRecord
+    from domain.messages.strategy import STOP_SIGNAL, StrategyKind
     from domain.plan import Plan, PlanRequest, plan
     from domain.runtime import FtPhase, RuntimeRecord
     from domain.strategy_life import QUIET_LIMIT_SEC, took_commit

@@ -20,11 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.evidence import from_look
     from domain.instance import InstanceState, Life
     from domain.learning import after_journals, assembled, seeded
-    from domain.messages.node_manager import NodeManagerReason
-    from domain.messages.round import FinalizeCall, FinalizeResult, ViewCall, ViewResult
-    from domain.messages.strategy import (
-        EnginesReadyCall,
-        EnginesReadyResult,
+    from domain.messages.fault_manager import (
         FaultManagerActivity,
         FreshLookCall,
         FreshLookResult,
@@ -34,15 +30,21 @@ with workflow.unsafe.imports_passed_through():
         LookUpResult,
         PaceCall,
         Reported,
-        StartNodeManagersCall,
-        StartNodeManagersResult,
-        StopNodeManagersCall,
-        StopNodeManagersResult,
-        StrategyKind,
         StrategyState,
         WakeCall,
         WakeResult,
     )
+    from domain.messages.node_manager import NodeManagerReason
+    from domain.messages.rebuild import (
+        EnginesReadyCall,
+        EnginesReadyResult,
+        StartNodeManagersCall,
+        StartNodeManagersResult,
+        StopNodeManagersCall,
+        StopNodeManagersResult,
+    )
+    from domain.messages.round import FinalizeCall, FinalizeResult, ViewCall, ViewResult
+    from domain.messages.strategy import StrategyKind
     from domain.runtime import SERVING_PHASES
     from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, is_newer, took_end
     from domain.strategy_start import attach

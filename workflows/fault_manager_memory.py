@@ -8,7 +8,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from domain.decision import Decision
     from domain.instance import InstanceState
-    from domain.messages.strategy import FaultManagerStart
+    from domain.messages.fault_manager import FaultManagerStart
     from domain.situation import Case
 
 

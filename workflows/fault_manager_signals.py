@@ -18,9 +18,7 @@ from domain.evidence import Merge, Report, arrival, from_motor, from_operator, f
 from domain.hardware import HardwareEvidence, fault_key, observed_fault
 from domain.instance import InstanceState, Life
 from domain.messages.controller import MotorStatus, SoftwareFaultReport
-from domain.messages.node_manager import PodReport
-from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport
-from domain.messages.strategy import (
+from domain.messages.fault_manager import (
     CLEAR_HARDWARE_SIGNAL,
     CLEAR_SIGNAL,
     CONFIG_SIGNAL,
@@ -33,9 +31,10 @@ from domain.messages.strategy import (
     TERMINATE_SIGNAL,
     NodeManagerWord,
     Removal,
-    StrategyEnd,
-    StrategyProgress,
 )
+from domain.messages.node_manager import PodReport
+from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport
+from domain.messages.strategy import StrategyEnd, StrategyProgress
 from domain.strategy_life import took_end, took_progress
 from domain.topology import NodeManagerAddress
 

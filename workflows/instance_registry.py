@@ -24,13 +24,17 @@ from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlread
 with workflow.unsafe.imports_passed_through():
     from domain.config import FaultToleranceConfig, whole
     from domain.instance import REJECTED_SIGNALS_KEPT, iso
-    from domain.messages.strategy import (
+    from domain.messages.fault_manager import (
         CONFIG_SIGNAL,
         FAULT_MANAGER_WORKFLOW,
-        INSTANCE_REGISTRY_WORKFLOW,
         TERMINATE_SIGNAL,
-        DeclareCall,
         FaultManagerStart,
+        Removal,
+        fault_manager_id,
+    )
+    from domain.messages.instance_registry import (
+        INSTANCE_REGISTRY_WORKFLOW,
+        DeclareCall,
         RegisterCall,
         RegisteredInstance,
         RegisterResult,
@@ -38,9 +42,7 @@ with workflow.unsafe.imports_passed_through():
         RegistryReply,
         RegistryStart,
         RegistryView,
-        Removal,
         RemoveCall,
-        fault_manager_id,
     )
     from domain.registration import (
         Admission,

@@ -15,8 +15,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.coordinator import CoordinatorActivities
     from activities.node_manager import NodeManagerActivities
     from activities.rebuild import RebuildActivities
-    from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
-    from domain.messages.strategy import (
+    from domain.messages.rebuild import (
         EnginesReadyCall,
         EnginesReadyResult,
         StartNodeManagersCall,
@@ -24,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
         StopNodeManagersCall,
         StopNodeManagersResult,
     )
+    from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
 
 R = TypeVar("R")
 

@@ -20,6 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.coordinator import CoordinatorActivities
     from activities.fault_manager import FaultManagerActivities
     from activities.node_manager import NodeManagerActivities
+    from domain.messages.fault_manager import CommitReport
     from domain.messages.round import (
         ApplyCall,
         ApplyResult,
@@ -37,7 +38,6 @@ with workflow.unsafe.imports_passed_through():
         ViewCall,
         ViewResult,
     )
-    from domain.messages.strategy import CommitReport
     from domain.runtime import FtPhase
     from domain.watch import LookVerdict, Observation, RecoveredWatch, RetryReadyWatch
 

@@ -34,15 +34,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.fault_manager import FaultManagerActivities
     from domain.config import FaultToleranceConfig
     from domain.errors import AutotomyError
+    from domain.messages.fault_manager import EndReport, FaultManagerStart, ProgressReport
     from domain.messages.round import StepReport
-    from domain.messages.strategy import (
-        EndReport,
-        FaultManagerStart,
-        ProgressReport,
-        StrategyEnd,
-        StrategyKind,
-        StrategyProgress,
-    )
+    from domain.messages.strategy import StrategyEnd, StrategyKind, StrategyProgress
     from domain.topology import Topology
 
 A = TypeVar("A")

@@ -1,4 +1,4 @@
-"""What EventPusher keeps, and what its one looping activity is told.
+"""What EventPusher is told and keeps, and what its one looping activity is told.
 
 EventPusher knows the Coordinators and, per instance, the newest view revision. It pushes SET: at once where something
 changed, and every `set_interval_sec`, so that whatever was lost is repaired in seconds (design §1).
@@ -10,16 +10,55 @@ import zlib
 from pydantic import Field
 
 from domain.messages.coordinator import RefreshInstance
-from domain.messages.strategy import CoordinatorRecord, ViewRecord
-from domain.model import InstanceId, Revision, Strict
+from domain.model import InstanceId, Rank, Revision, Strict
 from domain.runtime import RejectedSignal
 from domain.serving import project
+from domain.topology import Topology
+
+EVENT_PUSHER_ID = "event-pusher"
+EVENT_PUSHER_WORKFLOW = "EventPusher"
+
+RECORD_VIEWS_UPDATE = "record_views"
+"""To EventPusher, one `ViewsRecord` → `RecordedViews`."""
+
+ANNOUNCE_UPDATE = "announce_coordinator"
+"""To EventPusher, one `CoordinatorRecord` → `Coordinators`; as a signal of the same name too."""
+
+FORGET_SIGNAL = "forget_instance"
+"""To EventPusher, one `ForgetInstance`: it was deleted; its view, withdrawn before, is listed for an hour more."""
 
 FORGET_AFTER_SEC = 60.0
 """A Coordinator that neither announced itself nor answered for so long is forgotten (design §4, step 6 ▲)."""
 
 KEEP_WITHDRAWN_SEC = 3600.0
 """How long a deleted instance stays listed in SET, without endpoints (contracts §4)."""
+
+
+class ViewRecord(Strict):
+    """An instance's newest view revision, as EventPusher is told it before its first push leaves.
+
+    `ranks` empty = withdrawn (listed in SET with `endpoints: {}`). A lower or equal revision than known changes nothing.
+    """
+
+    topology: Topology
+    revision: Revision
+    ranks: tuple[Rank, ...]
+
+
+class CoordinatorRecord(Strict):
+    """A Coordinator as it announced itself. `last_answer_at` (epoch seconds): announcement or acknowledged push."""
+
+    url: str
+    incarnation: str
+    has_view: bool
+    last_answer_at: float
+
+
+class Coordinators(Strict):
+    """Who is to hear of a view, and the highest revision of it that EventPusher knows; the reply of its query `coordinators`."""
+
+    coordinators: tuple[CoordinatorRecord, ...] = ()
+    known_revision: Revision = 0
 
 
 class KnownView(Strict):

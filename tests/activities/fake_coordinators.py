@@ -11,7 +11,7 @@ from coordinator.state import CoordinatorState, new_incarnation
 from coordinator.view import View
 from coordinator.view_log import ViewLog
 from domain.messages.coordinator import PublishedInstance
-from domain.messages.strategy import CoordinatorRecord
+from domain.messages.event_pusher import CoordinatorRecord
 from service.http import bind
 from service.metrics import new_registry
 from tests.listening import listening

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.activity import ActivityCancellationDetails
 
+from domain.messages.fault_manager import FreshLookCall, PaceCall
 from domain.messages.round import ApplyCall, FinalizeCall, GuardCall, StopPodsCall, VerifyCall
-from domain.messages.strategy import FreshLookCall, PaceCall
 from domain.watch import Question
 from tests.activities.attempts import environment, node_manager_activities, run, within
 from tests.activities.fake_pods import FakeInstance, answer, fake_instance, hang, healthy, refuse, unhealthy

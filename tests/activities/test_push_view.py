@@ -12,9 +12,8 @@ from activities.attempt import Attempt, attempt
 from activities.coordinator import ViewPush, set_request
 from activities.peer import new_http_client
 from domain.messages.coordinator import RefreshEvent, RefreshRequest
-from domain.messages.event_pusher import KnownView, PushLoopCall
+from domain.messages.event_pusher import CoordinatorRecord, Coordinators, KnownView, PushLoopCall, ViewRecord
 from domain.messages.round import ViewCall, ViewResult
-from domain.messages.strategy import CoordinatorRecord, Coordinators, ViewRecord
 from domain.serving import project
 from domain.topology import Topology
 from tests.activities.attempts import run, within

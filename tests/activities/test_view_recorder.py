@@ -7,8 +7,7 @@ import pytest
 
 from activities.view_recorder import AT_ONCE, ViewRecorder
 from domain.errors import Refused, Transient
-from domain.messages.event_pusher import RecordedViews, ViewsRecord
-from domain.messages.strategy import CoordinatorRecord, ViewRecord
+from domain.messages.event_pusher import CoordinatorRecord, RecordedViews, ViewRecord, ViewsRecord
 from tests.eventually import eventually
 from tests.workflows.test_event_pusher_at_size import topology
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from domain.messages.strategy import EVENT_PUSHER_ID, Coordinators
+from domain.messages.event_pusher import EVENT_PUSHER_ID, Coordinators
 from domain.runtime import FtPhase
 from tests.api.installation import Controller, Installation, an_api, an_installation, declaration
 from tests.workflows.factories import config

@@ -11,7 +11,8 @@ from domain.hardware import observed_fault
 from domain.instance import InstanceState
 from domain.instance import Life as PartOfLife
 from domain.learning import after_journals, assembled
-from domain.messages.strategy import FreshLookResult, JournalsResult, StrategyKind
+from domain.messages.fault_manager import FreshLookResult, JournalsResult
+from domain.messages.strategy import StrategyKind
 from domain.runtime import SERVING_PHASES
 from domain.topology import Topology
 from tests.domain.instance_factories import D, H, U, config, topology

@@ -12,12 +12,11 @@ from domain.hardware import RECOVERY_LEVELS
 from domain.instance import InstanceState
 from domain.instance import Life as PartOfLife
 from domain.learning import after_journals, seeded
+from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.messages.strategy import (
     FastRecoveryOrder,
     FastRecoveryReport,
-    FreshLookResult,
-    JournalsResult,
     ReconfigurationOrder,
     ReconfigurationReason,
     ReconfigurationReport,

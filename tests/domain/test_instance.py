@@ -10,16 +10,9 @@ from domain.decision import Action, Decision, DecisionReason, decide
 from domain.engine import RankEntry
 from domain.instance import REJECTED_SIGNALS_KEPT, InstanceState, Life
 from domain.learning import after_journals, assembled, seeded
+from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
-from domain.messages.strategy import (
-    FreshLookResult,
-    JournalsResult,
-    ReconfigurationReason,
-    ReconfigurationReport,
-    StrategyEnd,
-    StrategyKind,
-    StrategyProgress,
-)
+from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
 from domain.runtime import SERVING_PHASES, FtPhase
 from domain.strategy_life import after_loss, took_commit, took_end, took_progress
 from domain.strategy_start import start_rebuild, start_round

@@ -7,18 +7,16 @@ from pydantic import BaseModel
 
 from domain.engine import RankEntry
 from domain.errors import AutotomyError, Transient
-from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
-from domain.messages.strategy import (
+from domain.messages.rebuild import (
     EnginesReadyCall,
     EnginesReadyResult,
-    ReconfigurationOrder,
-    ReconfigurationReason,
-    RelaunchOrder,
     StartNodeManagersCall,
     StartNodeManagersResult,
     StopNodeManagersCall,
     StopNodeManagersResult,
 )
+from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
+from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, RelaunchOrder
 from domain.rebuild import run_reconfiguration, run_relaunch
 from domain.runtime import FtPhase
 from tests.domain.round_factories import BEGAN_AT, fault_tolerance, healthy, incarnation, pod, refusal, topology

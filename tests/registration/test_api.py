@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from domain.messages.strategy import INSTANCE_REGISTRY_ID
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
 from tests.api.installation import Installation, an_api, an_installation
 from tests.registration.factories import CAPABLE, registration
 from tests.workflows.factories import config

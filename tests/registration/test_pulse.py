@@ -12,8 +12,8 @@ from starlette.routing import Route
 from temporalio.client import Client
 
 from api.pulse import Pulse, is_lost
+from domain.messages.fault_manager import NODE_MANAGER_BACK_SIGNAL, NODE_MANAGER_LOST_SIGNAL, fault_manager_id
 from domain.messages.node_manager import LivenessReply
-from domain.messages.strategy import NODE_MANAGER_BACK_SIGNAL, NODE_MANAGER_LOST_SIGNAL, fault_manager_id
 from domain.runtime import FtPhase
 from service.http import bind
 from tests.api.installation import Installation, an_api, an_installation

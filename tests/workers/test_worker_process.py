@@ -19,15 +19,9 @@ from temporalio.client import Client, RPCTimeoutOrCancelledError, WorkflowExecut
 from temporalio.service import RPCError
 
 from domain.config import FaultToleranceConfig
-from domain.messages.event_pusher import EventPusherState
-from domain.messages.strategy import (
-    EVENT_PUSHER_ID,
-    FAULT_MANAGER_WORKFLOW,
-    INSTANCE_REGISTRY_ID,
-    INSTANCES_QUERY,
-    FaultManagerStart,
-    RegistryView,
-)
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, FaultManagerStart
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView
 from service.temporal import server_command
 from tests.eventually import eventually
 from tests.listening import free_port

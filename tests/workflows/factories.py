@@ -5,13 +5,7 @@ from typing import Any
 from domain.config import FaultToleranceConfig
 from domain.engine import FtCapability, RankEntry
 from domain.messages.round import RoundOrder, RoundOutcome, RoundReason, RoundReport
-from domain.messages.strategy import (
-    ReconfigurationOrder,
-    ReconfigurationReason,
-    ReconfigurationReport,
-    StrategyEnd,
-    StrategyKind,
-)
+from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 
 

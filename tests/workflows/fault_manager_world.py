@@ -21,7 +21,33 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from domain.config import FaultToleranceConfig
 from domain.engine import EntrySource, RankEntry
+from domain.messages.fault_manager import (
+    END_SIGNAL,
+    PROGRESS_SIGNAL,
+    REPORT_SIGNAL,
+    FaultManagerStart,
+    FreshLookCall,
+    FreshLookResult,
+    JournalsCall,
+    JournalsResult,
+    LookUpCall,
+    LookUpResult,
+    PaceCall,
+    Reported,
+    StrategyState,
+    WakeCall,
+    WakeResult,
+    fault_manager_id,
+)
 from domain.messages.node_manager import PodReport, RankReport
+from domain.messages.rebuild import (
+    EnginesReadyCall,
+    EnginesReadyResult,
+    StartNodeManagersCall,
+    StartNodeManagersResult,
+    StopNodeManagersCall,
+    StopNodeManagersResult,
+)
 from domain.messages.round import (
     CommitRecord,
     FinalizeCall,
@@ -33,34 +59,7 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.messages.strategy import (
-    END_SIGNAL,
-    PROGRESS_SIGNAL,
-    REPORT_SIGNAL,
-    EnginesReadyCall,
-    EnginesReadyResult,
-    FaultManagerStart,
-    FreshLookCall,
-    FreshLookResult,
-    JournalsCall,
-    JournalsResult,
-    LookUpCall,
-    LookUpResult,
-    PaceCall,
-    ReconfigurationOrder,
-    Reported,
-    StartNodeManagersCall,
-    StartNodeManagersResult,
-    StopNodeManagersCall,
-    StopNodeManagersResult,
-    StrategyEnd,
-    StrategyKind,
-    StrategyProgress,
-    StrategyState,
-    WakeCall,
-    WakeResult,
-    fault_manager_id,
-)
+from domain.messages.strategy import ReconfigurationOrder, StrategyEnd, StrategyKind, StrategyProgress
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Role
 from tests.workflows.factories import committed_by, config, rebuild_end, round_end, topology

@@ -18,19 +18,10 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.peer import new_http_client
-from domain.messages.event_pusher import EventPusherState, KnownView, ViewsRecord
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState, KnownView, ViewRecord, ViewsRecord
+from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
 from domain.messages.round import CommitRecord, RoundOrder, RoundReport
-from domain.messages.strategy import (
-    EVENT_PUSHER_ID,
-    FAULT_MANAGER_WORKFLOW,
-    ReconfigurationOrder,
-    ReconfigurationReport,
-    StrategyEnd,
-    StrategyKind,
-    StrategyProgress,
-    ViewRecord,
-    fault_manager_id,
-)
+from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
 from domain.model import Strict
 from domain.topology import Topology
 from service.temporal import ensure_search_attributes

@@ -7,8 +7,7 @@ import pytest
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 
 from domain.config import FaultToleranceConfig
-from domain.messages.event_pusher import EventPusherState, RecordedViews
-from domain.messages.strategy import EVENT_PUSHER_ID, CoordinatorRecord
+from domain.messages.event_pusher import EVENT_PUSHER_ID, CoordinatorRecord, EventPusherState, RecordedViews
 from tests.activities.fake_coordinators import fake_coordinator
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, strategy_world, views_record

@@ -11,8 +11,15 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from domain.messages.event_pusher import EventPusherState, KnownView, PushLoopCall, PushLoopResult
-from domain.messages.strategy import ANNOUNCE_UPDATE, CoordinatorRecord, ViewRecord
+from domain.messages.event_pusher import (
+    ANNOUNCE_UPDATE,
+    CoordinatorRecord,
+    EventPusherState,
+    KnownView,
+    PushLoopCall,
+    PushLoopResult,
+    ViewRecord,
+)
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from tests.eventually import eventually
 from tests.workflows.strategy_world import views_record

@@ -13,8 +13,7 @@ import domain.strategy_life
 import workflows.fault_manager
 import workflows.fault_manager_errands
 from domain.engine import EntrySource, RankEntry
-from domain.messages.round import PeerRefusal, RoundOutcome
-from domain.messages.strategy import (
+from domain.messages.fault_manager import (
     END_SIGNAL,
     CommandOutcome,
     CommandReply,
@@ -22,10 +21,11 @@ from domain.messages.strategy import (
     LookUpResult,
     ReconfigureCall,
     Removal,
-    StrategyKind,
     StrategyState,
     fault_manager_id,
 )
+from domain.messages.round import PeerRefusal, RoundOutcome
+from domain.messages.strategy import StrategyKind
 from domain.runtime import FtPhase, RuntimeRecord
 from service.temporal import SEARCH_ATTRIBUTES
 from tests.eventually import eventually

@@ -9,17 +9,9 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
 from domain.config import FaultToleranceConfig
+from domain.messages.fault_manager import CommandReply, HoldCall, LookUpResult, ReconfigureCall, StrategyState
 from domain.messages.round import RoundOutcome, RoundReason
-from domain.messages.strategy import (
-    CommandReply,
-    HoldCall,
-    LookUpResult,
-    ReconfigurationReason,
-    ReconfigureCall,
-    ReinferenceReason,
-    StrategyKind,
-    StrategyState,
-)
+from domain.messages.strategy import ReconfigurationReason, ReinferenceReason, StrategyKind
 from domain.runtime import FtPhase
 from tests.workflows.factories import config
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world

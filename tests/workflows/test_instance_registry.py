@@ -13,15 +13,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 import workflows.instance_registry
-from domain.messages.strategy import (
-    DeclareCall,
-    FaultManagerStart,
-    RegistryOutcome,
-    RegistryReply,
-    RegistryStart,
-    RemoveCall,
-    fault_manager_id,
-)
+from domain.messages.fault_manager import FaultManagerStart, fault_manager_id
+from domain.messages.instance_registry import DeclareCall, RegistryOutcome, RegistryReply, RegistryStart, RemoveCall
 from tests.eventually import eventually
 from tests.workflows.factories import config, topology
 from tests.workflows.fault_manager_world import PATIENCE_SEC

@@ -18,8 +18,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 import workflows.fault_manager
 from domain.engine import EntrySource
+from domain.messages.fault_manager import REPORT_SIGNAL
 from domain.messages.node_manager import PodReport, RankReport
-from domain.messages.strategy import REPORT_SIGNAL
 from domain.runtime import FtPhase, RuntimeRecord
 from tests.workflows.factories import topology
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
