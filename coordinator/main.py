@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -22,7 +23,6 @@ from coordinator.upstream import Upstream
 from coordinator.view import View
 from coordinator.view_log import ViewLog
 from domain.errors import ConfigError
-from domain.messages.controller import CoordinatorAnnouncement
 from service.http import bind, serve_socket, url_of
 from service.metrics import new_registry
 from service.process import run_process
@@ -91,15 +91,12 @@ async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
     upstream = Upstream(options.connect_timeout, options.silence_timeout)
     advertised = options.advertise_url or url_of(management_socket)
 
-    def announcement() -> CoordinatorAnnouncement:
-        return CoordinatorAnnouncement(url=advertised, incarnation=state.view.incarnation, has_view=state.router.has_view)
-
     log.info("started", extra={"incarnation": state.view.incarnation, "advertised": advertised})
     try:
         async with asyncio.TaskGroup() as group:
             inference = inference_app(state.router, upstream, state.figures)
             group.create_task(serve_socket(inference, inference_socket, stop=stop))
             group.create_task(serve_socket(management_app(state, registry), management_socket, stop=stop))
-            group.create_task(announce(controller_url, announcement, options.announce_interval, stop))
+            group.create_task(announce(controller_url, partial(state.announcement, advertised), options.announce_interval, stop))
     finally:
         state.view_log.close()

@@ -1,6 +1,7 @@
 """The one place where a refresh becomes routing: judged, written down, routed by, answered; without an await between."""
 
 import logging
+import time
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -8,6 +9,7 @@ from coordinator.figures import Figures
 from coordinator.routing import Router
 from coordinator.view import Conflict, Refreshed, View, ViewedInstance, refresh
 from coordinator.view_log import ViewLog
+from domain.messages.controller import CoordinatorAnnouncement
 from domain.messages.coordinator import CoordinatorView, PublishedEndpoint, PublishedInstance, RefreshRequest
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,17 @@ class CoordinatorState:
     router: Router
     figures: Figures
     view_log: ViewLog
+    pushed_at: float | None = None
+    """When (monotonic) it last took a push."""
+
+    def announcement(self, url: str) -> CoordinatorAnnouncement:
+        """How this life announces itself, from `url`."""
+        return CoordinatorAnnouncement(
+            url=url,
+            incarnation=self.view.incarnation,
+            has_view=self.router.has_view,
+            last_push_sec_ago=None if self.pushed_at is None else time.monotonic() - self.pushed_at,
+        )
 
     def apply(self, request: RefreshRequest) -> Refreshed | Conflict:
         """Apply a refresh; when this returns, every new request is routed by the new view."""
@@ -29,6 +42,7 @@ class CoordinatorState:
             self.figures.refreshes.labels("conflict").inc()
             log.warning("refresh refused", extra={"reason": result.reason, "why": result.message})
         else:
+            self.pushed_at = time.monotonic()
             if result.outcome.applied or result.view.opened != before.opened:
                 self.view = result.view
                 self.router.adopt(result.view)

@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.messages.event_pusher import (
         ANNOUNCE_UPDATE,
         EVENT_PUSHER_WORKFLOW,
+        FORGET_AFTER_SEC,
         KEEP_WITHDRAWN_SEC,
         CoordinatorRecord,
         Coordinators,
@@ -134,13 +135,17 @@ class EventPusher:
         )
 
     def _learn(self, result: PushLoopResult) -> None:
-        """What a loop told when it ended: who answered when, who is to be forgotten; and deleted instances end too."""
-        kept = {
+        """What a loop told when it ended: who answered when, who is to be forgotten; and deleted instances end too.
+
+        The loop does not hear announcements: whom it would forget is kept where one has come in meanwhile.
+        """
+        at = now()
+        heard = {
             url: record.model_copy(update={"last_answer_at": max(record.last_answer_at, result.answered.get(url, 0.0))})
             for url, record in self._state.coordinators.items()
-            if url not in result.forgotten
         }
-        at = now()
+        silent = {url for url in result.forgotten if url in heard and heard[url].last_answer_at < at - FORGET_AFTER_SEC}
+        kept = {url: record for url, record in heard.items() if url not in silent}
         views = {i: known for i, known in self._state.views.items() if known.forget_at is None or known.forget_at > at}
         self._become(coordinators=kept, views=views)
 

@@ -88,11 +88,16 @@ class HeartbeatReply(Tolerant):
 
 
 class CoordinatorAnnouncement(Strict):
-    """POST /controller/coordinators: a Coordinator says where it is, which life this is, and whether it has a view."""
+    """POST /controller/coordinators: a Coordinator says where it is, which life this is, and whether it has a view.
+
+    `last_push_sec_ago`: since it last took a push, in seconds. One that is reached every few seconds need not be remembered
+    again; without this figure each announcement is an entry in a history.
+    """
 
     url: str = Field(pattern=r"^https?://[^\s]+$")
     incarnation: str = Field(min_length=1)
     has_view: StrictBool
+    last_push_sec_ago: float | None = Field(default=None, ge=0)
 
 
 class TerminateRequest(Strict):

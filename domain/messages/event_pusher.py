@@ -21,6 +21,9 @@ EVENT_PUSHER_WORKFLOW = "EventPusher"
 RECORD_VIEWS_UPDATE = "record_views"
 """To EventPusher, one `ViewsRecord` → `RecordedViews`."""
 
+COORDINATORS_QUERY = "coordinators"
+"""Of EventPusher → `Coordinators`."""
+
 ANNOUNCE_UPDATE = "announce_coordinator"
 """To EventPusher, one `CoordinatorRecord` → `Coordinators`; as a signal of the same name too."""
 

@@ -217,6 +217,25 @@ async def test_a_coordinators_word_reaches_eventpusher(here: Installation) -> No
         assert (await here.controller.call("POST", "/controller/coordinators", {**body, **wrong})).status_code == 400
 
 
+async def test_a_coordinator_that_is_reached_adds_nothing_to_the_history(here: Installation) -> None:
+    pusher = here.client.get_workflow_handle(EVENT_PUSHER_ID)
+
+    async def grows(**changed: object) -> bool:
+        body = {"url": "http://127.0.0.1:9/", "incarnation": "c2", "has_view": True, "last_push_sec_ago": 0.5}
+        before = (await pusher.describe()).history_length
+        assert (await here.controller.call("POST", "/controller/coordinators", body | changed)).status_code == 200
+        return (await pusher.describe()).history_length > before
+
+    assert await grows(), "another life is news"
+    assert not await grows()
+    assert not await grows(last_push_sec_ago=19.0)
+    assert await grows(last_push_sec_ago=61.0), "nobody reaches it"
+    assert await grows(last_push_sec_ago=None), "it does not say"
+    assert await grows(has_view=False), "it asks for a SET"
+    assert await grows(url="http://127.0.0.1:10/"), "another one"
+    assert (await here.controller.call("POST", "/controller/coordinators", {"last_push_sec_ago": -1})).status_code == 400
+
+
 async def test_commands_answer_with_the_faultmanagers_own_word(here: Installation) -> None:
     before = (await here.controller.record(7))["view_revision"]
     reply = await here.controller.call("POST", "/controller/instances/7/republish", {})

@@ -70,7 +70,7 @@ async def test_what_a_coordinator_lost_is_repaired_within_the_interval(temporal_
             await world.coordinator.vanish()
             await world.coordinator.listen()
             await pusher(temporal_client).signal("announce_coordinator", world.coordinator.record())
-            await eventually(lambda: world.coordinator.ranks(world.instance.instance_id) == (0, 2), f"life {life}", 3)
+            await eventually(lambda: world.coordinator.ranks(world.instance.instance_id) == (0, 2), f"life {life}", 15)
 
 
 async def test_an_older_revision_changes_nothing_and_the_newest_is_told(temporal_client: Client) -> None:
@@ -127,13 +127,13 @@ async def test_garbage_is_recorded_and_nothing_else_happens(temporal_client: Cli
         assert after.rejected[0].reason
         assert after.model_copy(update={"rejected": ()}) == before
         await record(world, 2, 0)
-        await eventually(lambda: world.coordinator.ranks(world.instance.instance_id) == (0,), "it still works", 3)
+        await eventually(lambda: world.coordinator.ranks(world.instance.instance_id) == (0,), "it still works", 15)
 
 
 async def test_idleness_adds_nothing_to_the_history(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         await record(world, 2, 0)
-        await eventually(lambda: world.coordinator.ranks(world.instance.instance_id) == (0,), "settled", 3)
+        await eventually(lambda: world.coordinator.ranks(world.instance.instance_id) == (0,), "settled", 15)
         await pushes(world, 4)  # superseded loops have ended by then
         before = (await pusher(temporal_client).describe()).history_length
         await pushes(world, 4)

@@ -1,4 +1,4 @@
-"""EventPusher's two promises that no single push shows: lives are paired with views that are new enough, and size is no harm."""
+"""EventPusher over a loop that only notes what it is told: lives fit views, nobody is forgotten in error, size is no harm."""
 
 import asyncio
 import random
@@ -43,13 +43,19 @@ def topology(instance_id: int, ranks: int, per_pod: int = 8) -> Topology:
 
 
 @asynccontextmanager
-async def a_pusher(client: Client, start: EventPusherState, calls: list[PushLoopCall]) -> AsyncIterator[Pusher]:
+async def a_pusher(
+    client: Client, start: EventPusherState, calls: list[PushLoopCall], forgetting: asyncio.Event | None = None
+) -> AsyncIterator[Pusher]:
+    """`forgetting`: when it is set, the loop ends once, with everybody to be forgotten."""
+
     @activity.defn(name="push_set_loop")
     async def push_set_loop(call: PushLoopCall) -> PushLoopResult:
         calls.append(call)
-        while True:
+        while forgetting is None or not forgetting.is_set():
             activity.heartbeat()
             await asyncio.sleep(0.1)
+        forgetting.clear()
+        return PushLoopResult(forgotten=tuple(known.url for known in call.coordinators))
 
     queue = f"pusher-{uuid.uuid4().hex[:8]}"
     async with Worker(
@@ -90,6 +96,26 @@ async def test_a_life_is_never_paired_with_a_view_older_than_what_was_known_when
 
 def _newest(call: PushLoopCall) -> tuple[str, int]:
     return call.coordinators[0].incarnation, max((view.revision for view in call.views), default=0)
+
+
+async def test_who_announced_itself_lately_is_not_forgotten_though_the_loop_did_not_hear_it(temporal_client: Client) -> None:
+    calls: list[PushLoopCall] = []
+    forgetting = asyncio.Event()
+    silent = coordinator(1).model_copy(update={"last_answer_at": time.time() - 120.0})
+    async with a_pusher(temporal_client, EventPusherState(), calls, forgetting) as handle:
+        for record, kept in ((silent, []), (coordinator(1), [coordinator(1).url])):
+            await handle.execute_update(ANNOUNCE_UPDATE, record)
+            await eventually(lambda: bool(calls), "a loop")
+            calls.clear()
+            forgetting.set()
+            await eventually(lambda: not forgetting.is_set(), "it ends")
+
+            async def learnt(urls: list[str] = kept) -> bool:
+                return list((await handle.query(EventPusher.state)).coordinators) == urls
+
+            await eventually(learnt, f"known is {kept}")
+            if kept:
+                await eventually(lambda: bool(calls), "and pushed to")
 
 
 async def test_a_hundred_instances_of_320_ranks_fit(temporal_client: Client) -> None:
