@@ -19,6 +19,7 @@ from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
+    RPCTimeoutOrCancelledError,
     WithStartWorkflowOperation,
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
@@ -199,7 +200,10 @@ class Gateway:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise WorkflowUnknown from None
             raise await self._why_silent(client, error.message) from None
-        except TimeoutError:
+        except (TimeoutError, RPCTimeoutOrCancelledError):  # the client makes the latter of the timeout's cancellation
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from None
             raise await self._why_silent(client, f"no answer within {CALL_LIMIT_SEC:g} s") from None
 
     async def _why_silent(self, client: Client, what: str) -> HttpError:

@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
+from api.gateway import Gateway
+from domain.messages.instance_registry import (
+    INSTANCE_REGISTRY_ID,
+    INSTANCE_REGISTRY_WORKFLOW,
+    REMOVE_UPDATE,
+    RegistryReply,
+    RegistryStart,
+    RemoveCall,
+)
+from service.http import HttpError
 from service.temporal import server_command
 from tests.api.installation import Controller, a_namespace, an_api, declaration
 from tests.listening import free_port
@@ -81,3 +91,16 @@ async def test_without_a_polling_worker_every_call_says_so(temporal_client: Clie
         async with worker_of(world, registry=True):
             await controller.until("/readiness", lambda reply: reply.status_code == 200)
         assert world.task_queue in await says_503(controller, "GET", "/readiness", None, "NO_WORKER")
+
+
+async def test_an_update_that_nobody_takes_is_a_503_and_no_bug(temporal_client: Client, temporal_server: str) -> None:
+    client = await a_namespace(temporal_client, temporal_server)
+    gateway = Gateway("nobody-polls-here", {"target_host": temporal_server, "namespace": client.namespace})
+    await gateway.connect()
+    call = RemoveCall(instance_id=7, reason="test")
+    for _ in range(2):
+        with pytest.raises(HttpError) as refused:
+            await gateway.update_with_start(
+                INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, RegistryStart(), REMOVE_UPDATE, call, RegistryReply
+            )
+        assert (refused.value.status, refused.value.reason) == (503, "NO_WORKER")
