@@ -4,6 +4,7 @@ Why the instance waits, until when, and what comes then are the record's own `wa
 around it: who serves, what runs, what a person has switched off, which faults and debts are open.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from domain.model import InstanceId, Rank, Strict
@@ -42,8 +43,8 @@ _PHASES = {
 }
 
 
-def explained(record: RuntimeRecord, now: float) -> Explanation:
-    """The record's facts as sentences, as they stand at `now` (epoch seconds)."""
+def explained(record: RuntimeRecord, now: float, refused_pods: Iterable[str] = ()) -> Explanation:
+    """The record's facts as sentences, as they stand at `now` (epoch seconds). `refused_pods`: why, a sentence a Pod."""
     left_sec = _left_sec(record.waiting, now)
     return Explanation(
         instance_id=record.instance_id,
@@ -56,7 +57,13 @@ def explained(record: RuntimeRecord, now: float) -> Explanation:
         held=record.held,
         hardware_faults=record.hardware_faults,
         budget=record.budget,
-        text=(*_now(record, left_sec), *_standing(record), *_debts(record), *_troubles(record)),
+        text=(
+            *_now(record, left_sec),
+            *_standing(record),
+            *_debts(record),
+            *_troubles(record),
+            *(f"A Pod asks to join and is refused: {why}." for why in refused_pods),
+        ),
     )
 
 

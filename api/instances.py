@@ -130,7 +130,8 @@ def instance_routes(api: Api) -> APIRouter:
         if assembly is not None:
             return success(explained(assembling_record(assembly, api.config), stamp()))
         await api.topology(instance_id)
-        return success(explained(await api.instances.record(instance_id, fresh=True), stamp()))
+        record = await api.instances.record(instance_id, fresh=True)
+        return success(explained(record, stamp(), api.strangers.of(instance_id)))
 
     return router
 

@@ -4,6 +4,8 @@ Pods ask again and again: until their instance is assembled, and after every res
 knows already is answered from the API's cache, so only news reaches the workflow and its history.
 """
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Response
 
 from api.errors import ApiReason
@@ -19,7 +21,7 @@ from domain.messages.instance_registry import (
     RegisterResult,
     RegistryView,
 )
-from domain.messages.registration import RegisterReply, RegisterRequest
+from domain.messages.registration import Hold, RegisterReply, RegisterRequest
 from domain.registration import Assembly, Seat, assembled_for, endpoints_of, hold, joining, place_of
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Topology
@@ -76,15 +78,18 @@ async def _tell_registry(api: Api, view: RegistryView, body: RegisterRequest, *,
 
 async def _assembled(api: Api, view: RegistryView, topology: Topology, body: RegisterRequest) -> RegisterReply:
     if (why := place_of(topology, body)) is not None:
+        api.strangers.note(topology.instance_id, body.address, why)
         raise HttpError(409, ApiReason.FOREIGN_POD, why, instance_id=topology.instance_id)
     record = await _record(api, topology)
     lives = view.lives.get(topology.instance_id, {})
     if record is not None and joining(record.phase) and lives.get(str(body.address)) != body.incarnation:
         await _tell_registry(api, view, body, is_joining=True)
         api.instances.forget()
-    phase = record.phase if record is not None else FtPhase.NORMAL
+    held = _hold(body, lives, record)
+    if held is not None and record is not None and lives.get(str(body.address)) != body.incarnation:
+        record = await _record(api, topology, fresh=True)  # a fresh life acts on it: a rebuild may have begun a moment ago
+        held = _hold(body, lives, record)
     dead = removed_for(record) if record is not None else ()
-    held = hold(body, lives, phase, dead, strategy_runs=record is not None and record.active_strategy is not None)
     return RegisterReply(
         instance_id=topology.instance_id,
         generation=record.generation if record is not None else 0,
@@ -98,10 +103,16 @@ async def _assembled(api: Api, view: RegistryView, topology: Topology, body: Reg
     )
 
 
-async def _record(api: Api, topology: Topology) -> RuntimeRecord | None:
+def _hold(body: RegisterRequest, lives: Mapping[str, str], record: RuntimeRecord | None) -> Hold | None:
+    phase = record.phase if record is not None else FtPhase.NORMAL
+    dead = removed_for(record) if record is not None else ()
+    return hold(body, lives, phase, dead, strategy_runs=record is not None and record.active_strategy is not None)
+
+
+async def _record(api: Api, topology: Topology, *, fresh: bool = False) -> RuntimeRecord | None:
     """None: its FaultManager does not run this moment, so nobody knows the phase: a fresh engine is then held."""
     try:
-        return await api.instances.record(topology.instance_id, fresh=False)
+        return await api.instances.record(topology.instance_id, fresh=fresh)
     except WorkflowUnknown:
         start = api.fault_manager_start(topology)
         await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, fault_manager_id(topology.instance_id), start)

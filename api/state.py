@@ -10,6 +10,7 @@ from api.cache import Instances
 from api.errors import ApiReason
 from api.gateway import Gateway
 from api.pulse import Pulse
+from api.strangers import Strangers
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EventPusherState
 from domain.messages.fault_manager import FaultManagerStart
@@ -40,6 +41,7 @@ class Api:
     config: FaultToleranceConfig
     figures: Figures
     pulse: Pulse = field(default_factory=Pulse)
+    strangers: Strangers = field(default_factory=Strangers)
     registering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_UPDATES_AT_ONCE))
     """A workflow takes ten updates at a time; when all Pods of a cluster register at once, the others wait here."""
 

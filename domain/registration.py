@@ -257,8 +257,7 @@ def assembled_for(topologies: Iterable[Topology], request: PodRegistration) -> T
 def place_of(topology: Topology, request: PodRegistration) -> str | None:
     """Why a Pod is not one of an assembled instance's; None: it is, with exactly these ranks."""
     if request.address not in topology.managers:
-        named = ", ".join(map(str, topology.managers))
-        return f"instance {topology.instance_id} is assembled from {named}; {request.address} is none of them"
+        return _no_place_for(topology, request)
     mine = {e.id: e for e in topology.endpoints if topology.manager_of(e) == request.address}
     if tuple(sorted(mine)) != request.ranks:
         return f"{request.address} has ranks {sorted(mine)} in instance {topology.instance_id}, not {list(request.ranks)}"
@@ -267,6 +266,18 @@ def place_of(topology: Topology, request: PodRegistration) -> str | None:
         said = list(request.business_ports)
         return f"{request.address} has business_ports {list(ports)} in instance {topology.instance_id}, not {said}"
     return None
+
+
+def _no_place_for(topology: Topology, request: PodRegistration) -> str:
+    """A Pod at an address that the topology does not know: another one of the job, or one that was moved."""
+    number, named = topology.instance_id, ", ".join(map(str, topology.managers))
+    former = sorted({str(topology.manager_of(e)) for e in topology.endpoints if e.id in request.ranks})
+    return (
+        f"instance {number} is assembled from {named}; {request.address} is none of them, and a topology never changes while "
+        f"its instance lives. If this Pod comes in the place of {' or '.join(former) or 'one of them'}, end the instance "
+        f'(POST /controller/terminate_instance {{"instance_id": {number}, "reason": "a Pod moved"}}): its Pods then register '
+        "anew, and get the same id"
+    )
 
 
 def joining(phase: FtPhase) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,8 @@ async def here(temporal_client: Client, temporal_server: str) -> AsyncIterator[I
     async with an_installation(temporal_client, temporal_server) as installation:
         yield installation
 
+
+PATIENCE_SEC = 60.0
 
 _nets: dict[str, int] = {}
 """Each job has Pods of its own."""
@@ -135,6 +138,35 @@ async def test_a_pod_at_another_address_is_none_of_an_assembled_instance(here: I
     await register(here, 1, job="foreign")
     reply = await here.controller.call("POST", "/controller/register", body(1, job="foreign", life="c", pod_ip="127.0.0.9"))
     assert (reply.status_code, reply.json()["data"]["reason"]) == (409, "FOREIGN_POD")
+
+
+async def test_a_pod_that_was_moved_is_told_what_to_do_and_that_brings_the_instance_back_with_its_new_address(
+    here: Installation,
+) -> None:
+    for node_rank in (0, 1):
+        number = (await register(here, node_rank, job="moved"))["instance_id"]
+    await until_serving(here, number, "moved")
+    new = f"127.{_nets['moved']}.0.99"
+    moved = body(1, job="moved", life="m", pod_ip=new)
+    reply = await here.controller.call("POST", "/controller/register", moved)
+    assert (reply.status_code, reply.json()["data"]["reason"]) == (409, "FOREIGN_POD")
+    explained = await here.controller.call("GET", f"/controller/instances/{number}/explain")
+    for told in (reply.json()["message"], explained.text):
+        assert f"in the place of {pod_ip('moved', 1)}:1026" in told
+        assert "terminate_instance" in told
+    ended = await here.controller.call("POST", "/controller/terminate_instance", {"instance_id": number, "reason": "a Pod moved"})
+    assert ended.status_code == 200, ended.text
+    await here.controller.until(f"/controller/instances/{number}", lambda shown: shown.status_code == 404)
+    replies = []
+    for request in (body(0, job="moved", life="n"), moved):
+        deadline = time.monotonic() + PATIENCE_SEC
+        while (reply := await here.controller.call("POST", "/controller/register", request)).status_code == 503:
+            assert time.monotonic() < deadline, reply.text  # the former FaultManager has not taken the word yet
+        assert reply.status_code == 200, reply.text
+        replies.append(reply.json()["data"])
+    assert [reply["instance_id"] for reply in replies] == [number, number]
+    assert {endpoint["pod_ip"] for endpoint in replies[-1]["endpoints"]} == {pod_ip("moved", 0), new}
+    assert replies[-1]["hold"] is False
 
 
 async def test_a_declared_instance_takes_pods_that_register(here: Installation) -> None:
