@@ -102,6 +102,16 @@ def command_line(pid: int) -> str:
     return raw.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """What a process was started with; empty where there is no such process (any more), or where it is not ours to read."""
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    words = (word.decode(errors="replace").partition("=") for word in raw.split(b"\0"))
+    return {name: value for name, equals, value in words if equals}
+
+
 def open_pidfd(identity: ProcessIdentity) -> int | None:
     """A pidfd of exactly this process, or None if it has ended. The caller closes it."""
     if identity.boot != boot_id():

@@ -29,6 +29,7 @@ from node_manager.engines import Engines
 from node_manager.fence import Refusal, old_generation, other_instance
 from node_manager.journal import EngineRecord, Journal, JournalError, Standing
 from node_manager.managed_engine import ManagedEngine, compiled_title, is_mine, own_endpoints, placeholder_values
+from node_manager.orphans import orphaned_engines, owner_mark
 from node_manager.poller import Poller
 from node_manager.reporter import Reporter
 from node_manager.sightings import Sightings
@@ -70,6 +71,8 @@ class Daemon:
         self._engine_http = engine_http
         self._worker_title = compiled_title(config.worker_title)
         self._leftovers: list[ManagedEngine] = []
+        self._clean = asyncio.Event()
+        self._clean.set()
         self._transition: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
@@ -79,6 +82,7 @@ class Daemon:
         """Goes on from the journal after a start of this process. Raises `JournalError`."""
         start, standing = self._journal.start, self._journal.standing
         self._engines.assign(start, standing.retired)
+        self._take_in_orphans()
         for record in self._journal.engines:
             engine = self._adopt(record)
             if record.leftover or engine is None:
@@ -86,6 +90,10 @@ class Daemon:
             self._engines.add(engine)
             log.info("engine adopted", extra={"rank": record.rank, "identity": record.identity})
         self._go_on(launch=start is not None)
+
+    async def until_clean(self) -> None:
+        """Until no engine is left that must go; each is bounded by its stop grace."""
+        await self._clean.wait()
 
     def start(self, request: StartRequest) -> StartReply:
         """Takes a start command. Engines come up behind its answer. Raises `CommandRefused`, `JournalError`."""
@@ -98,7 +106,7 @@ class Daemon:
         if current is not None and (current.instance_id, current.generation) == (request.instance_id, request.generation):
             return self._start_reply(request, unchanged=True)
         self._check_startable(request)
-        own = {endpoint.id for endpoint in own_endpoints(request, self._config.pod_ip, self._config.port)}
+        own = {endpoint.id for endpoint in own_endpoints(request.endpoints, self._config.pod_ip, self._config.port)}
         voided = self._transactions.voided_by_start(request.generation)
         guard = standing.guard if standing.guard and standing.guard.request_id not in {t.request_id for t in voided} else None
         new = standing.model_copy(
@@ -220,7 +228,11 @@ class Daemon:
         spec = self._spec(start, endpoint, local_index)
         tree = ProcessTree.launch(
             spec.command,
-            environment={**os.environ, **spec.environment},
+            environment={
+                **os.environ,
+                **spec.environment,
+                **owner_mark(self._config.pod_ip, self._config.port, endpoint.id),
+            },
             log_path=self._config.log_dir / f"engine-{endpoint.id}.log",
             on_loss=partial(self._on_loss, endpoint.id),
             on_root_end=partial(self._on_root_end, endpoint.id),
@@ -238,7 +250,7 @@ class Daemon:
 
     def _adopt(self, record: EngineRecord) -> ManagedEngine | None:
         start = self._journal.start
-        endpoints = own_endpoints(start, self._config.pod_ip, self._config.port) if start else ()
+        endpoints = own_endpoints(start.endpoints, self._config.pod_ip, self._config.port) if start else ()
         tree = ProcessTree.adopt(
             ProcessIdentity.parse(record.identity),
             [ProcessIdentity.parse(worker) for worker in record.workers],
@@ -249,9 +261,18 @@ class Daemon:
         for local_index, endpoint in enumerate(endpoints):
             if endpoint.id == record.rank and start is not None and not record.leftover:
                 return self._managed(record, self._spec(start, endpoint, local_index), tree, endpoint)
-        self._leftovers.append(self._managed(record, self._config.engine_for(record.rank) or _NO_SPEC, tree, None))
-        self._leftovers[-1].stopping = True
+        leftover = self._managed(record, self._config.engine_for(record.rank) or _NO_SPEC, tree, None)
+        leftover.stopping = True
+        self._must_go(leftover)
         return None
+
+    def _take_in_orphans(self) -> None:
+        """Engines of a former life whose journal is gone are ended. Raises `JournalError`."""
+        orphans = () if self._journal.engines else orphaned_engines(self._config.pod_ip, self._config.port)
+        if orphans:
+            told = {"ranks": [record.rank for record in orphans], "identities": [record.identity for record in orphans]}
+            log.error("the journal is gone and engines run: nobody knows what they were told, so they are ended", extra=told)
+            self._journal.commit(engines=orphans)
 
     def _managed(self, record: EngineRecord, spec: EngineSpec, tree: ProcessTree, endpoint: Endpoint | None) -> ManagedEngine:
         url = f"http://{endpoint.ip}:{endpoint.business_port}" if endpoint else ""
@@ -339,6 +360,8 @@ class Daemon:
         await self._end_tree(engine)
         engine.tree.close()
         self._leftovers.remove(engine)
+        if not self._leftovers:
+            self._clean.set()
         try:
             self._journal.commit(gone=[engine.incarnation])
         except JournalError as error:
@@ -355,7 +378,11 @@ class Daemon:
     def _set_aside(self) -> None:
         for engine in self._engines.take_all():
             engine.record = engine.record.model_copy(update={"leftover": True})
-            self._leftovers.append(engine)
+            self._must_go(engine)
+
+    def _must_go(self, engine: ManagedEngine) -> None:
+        self._leftovers.append(engine)
+        self._clean.clear()
 
     def _check_instance(self, instance_id: int | None) -> None:
         """Whose engines run, or are about to, commands this Pod: until it was stopped, or all of them have ended."""
@@ -366,7 +393,7 @@ class Daemon:
             raise CommandRefused(refusal)
 
     def _check_startable(self, request: StartRequest) -> None:
-        own = own_endpoints(request, self._config.pod_ip, self._config.port)
+        own = own_endpoints(request.endpoints, self._config.pod_ip, self._config.port)
         if not is_mine(request, self._config.pod_ip, self._config.port):
             here = f"pod_ip {self._config.pod_ip}, port {self._config.port}"
             raise CommandRefused(Refusal(NodeManagerReason.UNMANAGED_ENDPOINT, f"no endpoint of this start is here: {here}"))

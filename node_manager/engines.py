@@ -6,6 +6,7 @@ the journal last had them, so that a look at an engine needs no disk.
 
 import asyncio
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from domain.engine import ProcessState, RankEntry
 from domain.errors import ProtocolError, Refused
@@ -19,6 +20,10 @@ from node_manager.reporter import Reporter
 from node_manager.sightings import Sightings, retired_entry
 from node_manager.transactions import CommandRefused
 
+_REFUSED: Final = 502
+_ASK_AGAIN: Final = 503
+"""A Pod that has not learned yet where it belongs can say nothing about its ranks: as if it were not there yet."""
+
 
 class Engines:
     """`engine_request_timeout_sec` bounds each request to an engine; the start command may bring another one."""
@@ -31,13 +36,46 @@ class Engines:
         self._retired: frozenset[int] = frozenset()
         self._start: StartRequest | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._bereft_instance: int | None = None
+        self._bereft: dict[int, RankEntry] = {}
+        self.placed = config.registration is None
+        """Whether it is known where this Pod belongs, or nobody was asked."""
+
         self.engine_request_timeout_sec = config.engine_request_timeout_sec
 
     def assign(self, start: StartRequest | None, retired: Collection[int]) -> None:
         """A start command holds (or none): these endpoints are ours, these of them are retired."""
         self._start = start
-        self._endpoints = own_endpoints(start, self._config.pod_ip, self._config.port) if start else ()
+        self._endpoints = own_endpoints(start.endpoints, self._config.pod_ip, self._config.port) if start else ()
         self._retired = frozenset(retired)
+        self.not_bereft()
+
+    def bereave(self, instance_id: int, endpoints: Iterable[Endpoint]) -> None:
+        """The instance lives and this Pod has a part in it, but came back without an engine: its ranks are dead.
+
+        Whoever asks is told so, and so is the Controller, once a rank. A start command ends it.
+        """
+        own = own_endpoints(endpoints, self._config.pod_ip, self._config.port)
+        self._bereft_instance = instance_id
+        for rank in (endpoint.id for endpoint in own if endpoint.id not in self._retired):
+            if rank not in self._bereft:
+                self._bereft[rank] = self._sightings.nothing_runs(rank, "its Pod came back without it")
+        self._reporter.flush()
+
+    def not_bereft(self) -> None:
+        """The instance is formed anew, or is done with these ranks: no engine is missing here."""
+        self._reporter.forget(set(self._bereft))
+        self._bereft_instance, self._bereft = None, {}
+
+    @property
+    def instance_id(self) -> int | None:
+        """Whose ranks are told of: the start command's, or of a Pod that came back without its engines."""
+        return self._start.instance_id if self._start is not None else self._bereft_instance
+
+    @property
+    def bereft(self) -> tuple[int, ...]:
+        """Ranks of this Pod that should run, by all that is known, and have no engine."""
+        return tuple(sorted(rank for rank in self._bereft if rank not in self._retired))
 
     @property
     def start(self) -> StartRequest | None:
@@ -156,6 +194,8 @@ class Engines:
         engine = self._by_rank.get(rank)
         if rank in self._retired:
             return retired_entry(rank, engine)
+        if rank in self._bereft:
+            return self._bereft[rank]
         if engine is None:
             return RankEntry(id=rank, status="unknown", fault_info="no engine is running", process=ProcessState.EXITED)
         return await self._sightings.look(engine, self.engine_request_timeout_sec)
@@ -176,6 +216,6 @@ class Engines:
         if twice := duplicates(ranks):
             raise CommandRefused(Refusal(NodeManagerReason.UNMANAGED_ENDPOINT, f"endpoint_ids names {list(twice)} twice"))
         for rank in ranks:
-            refusal = None if rank in self._retired else self._not_ours(rank)
+            refusal = None if rank in self._retired or rank in self._bereft else self._not_ours(rank)
             if refusal is not None:
-                raise CommandRefused(refusal)
+                raise CommandRefused(refusal, status=_REFUSED if self.placed else _ASK_AGAIN)

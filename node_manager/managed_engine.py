@@ -5,7 +5,7 @@ taken for the new one's.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,9 +51,9 @@ class ManagedEngine:
         return self.record.ready
 
 
-def own_endpoints(start: StartRequest, pod_ip: str, port: int) -> tuple[Endpoint, ...]:
+def own_endpoints(endpoints: Iterable[Endpoint], pod_ip: str, port: int) -> tuple[Endpoint, ...]:
     """This Pod's routable endpoints, by rank. Headless ones have no engine API and are none of ours to start or look at."""
-    mine = (e for e in start.endpoints if e.pod_ip == pod_ip and e.node_manager_port in (None, port) and not e.headless)
+    mine = (e for e in endpoints if e.pod_ip == pod_ip and e.node_manager_port in (None, port) and not e.headless)
     return tuple(sorted(mine, key=lambda endpoint: endpoint.id))
 
 

@@ -13,7 +13,7 @@ from domain.engine import EngineStatus
 from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import FtPacing
-from domain.messages.registration import RegisterRequest
+from domain.messages.registration import Hold, RegisterReply, RegisterRequest
 from engine.client import engine_http
 from engine.identity import own_identity
 from node_manager.arbiter import Arbiter
@@ -103,7 +103,7 @@ class NodeManager:
             self.pace(self.journal.standing.pacing, reset_interval=True)
         loops = [self.poller.run(), self.reporter.run(), self.daemon.run()]
         if self.registration is not None:
-            loops.append(self.registration.run())
+            loops.append(self._register(self.registration))
         if self.config.heartbeat:
             loops.append(self.heartbeat.run())
         if self.config.suicide_rounds:
@@ -161,8 +161,8 @@ class NodeManager:
         return self.journal.broken is None and self.transactions.guard_live
 
     def _address(self) -> tuple[int, str, int] | None:
-        start = self.engines.start
-        return (start.instance_id, self.config.pod_ip, self.config.port) if start else None
+        instance_id = self.engines.instance_id
+        return (instance_id, self.config.pod_ip, self.config.port) if instance_id is not None else None
 
     def _heartbeat_content(self) -> HeartbeatRequest | None:
         start = self.engines.start
@@ -202,9 +202,38 @@ class NodeManager:
             controller_url=config.controller_url,
             timeout_sec=config.report_timeout_sec,
             request=request,
-            on_reply=lambda reply: self._learn(reply.generation, reply.dead_committed, reply.fault_tolerance_config),
+            on_reply=self._on_registered,
             started=lambda: self.engines.start is not None,
         )
+
+    async def _register(self, registration: Registration) -> None:
+        """Once nothing of a former life is left that must go: what is said of the Pod's engines is true from then on."""
+        await self.daemon.until_clean()
+        await registration.run()
+
+    def _on_registered(self, reply: RegisterReply) -> None:
+        """What the Controller knows of this Pod. Held in a living instance without any engine: its ranks are dead.
+
+        Generation 0 is the answer of a Controller that cannot ask the instance now: that says nothing.
+        """
+        self.engines.placed = True
+        self._learn(reply.generation, reply.dead_committed, reply.fault_tolerance_config)
+        if self.engines.start is not None or reply.generation == 0 or self.journal.broken is not None:
+            return
+        try:
+            self.transactions.raise_generation(reply.generation)
+        except JournalError as error:
+            log.error("registration's reply is not taken", extra={"why": error.message})
+            return
+        if reply.hold_reason in (Hold.GROUP_LIVES, Hold.ROUND_RUNS):
+            missing = [endpoint for endpoint in reply.endpoints if endpoint.id not in reply.dead_committed]
+            self.engines.bereave(reply.instance_id, missing)
+            if self.engines.bereft:
+                log.error(
+                    "this Pod came back without its engines", extra={"ranks": self.engines.bereft, "why": reply.hold_reason}
+                )
+        else:
+            self.engines.not_bereft()
 
     async def _arbitrate(self) -> None:
         while True:
@@ -242,6 +271,7 @@ class NodeManager:
         gauge("engines_running", "Engines whose processes are all there").set_function(
             lambda: sum(engine.loss is None for engine in self.engines.all())
         )
+        gauge("ranks_without_engine", "Ranks that came back without their engines").set_function(lambda: len(self.engines.bereft))
         gauge("reports_waiting", "Ranks whose news the Controller does not have yet").set_function(lambda: self.reporter.waiting)
         gauge("heartbeat_accepted", "1 if the Controller took the last heartbeat").set_function(lambda: self.heartbeat.accepted)
         gauge("heartbeat_ranks", "How many ranks the last heartbeat named").set_function(lambda: self.heartbeat.ranks_named)

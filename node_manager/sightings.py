@@ -81,6 +81,20 @@ class Sightings:
             return _numbered(_exited(engine, words), engine)
         return self._see(engine, next(self._looks), _exited(engine, words))
 
+    def nothing_runs(self, rank: int, why: str) -> RankEntry:
+        """This rank belongs to this Pod, and no engine of it is left here: as final as an exit that was seen."""
+        entry = RankEntry(
+            id=rank,
+            status=EngineStatus.DEAD,
+            fault_info=why,
+            source=EntrySource.PROCESS_EXIT,
+            process=ProcessState.EXITED,
+            sequence=self._next_sequence(),
+        )
+        log.info("engine status", extra=_told(entry))
+        self._on_news(entry)
+        return entry
+
     def _see(self, engine: ManagedEngine, look: int, entry: RankEntry) -> RankEntry:
         if engine.loss is not None and entry.source is not EntrySource.PROCESS_EXIT:
             return self.process_ended(engine)

@@ -198,6 +198,12 @@ class Transactions:
         self._engines.retire(retired)
         log.info("ranks committed elsewhere", extra={"dead_committed": sorted(dead), "retired": sorted(retired)})
 
+    def raise_generation(self, generation: int) -> None:
+        """Where nothing was started: commands that are older than what the Controller says now are refused from here on."""
+        standing = self._journal.standing
+        if generation > standing.highest_generation:
+            self._journal.commit(standing=standing.model_copy(update={"highest_generation": generation}))
+
     def voided_by_start(self, generation: int) -> tuple[Transaction, ...]:
         """Open transactions that a start of `generation` ends, with the verdict that it gives them."""
         open_ones = (t for t in self._journal.transactions() if voided_by_start(t, generation))
