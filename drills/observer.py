@@ -87,6 +87,7 @@ class Observer:
         self._coordinators = coordinators
         self._node_managers = node_managers
         self._timeline = timeline
+        self._receivers: dict[str, str] = {}
         self._guards: dict[str, GuardSeen] = {}
         self._verdicts: set[tuple[str, str]] = set()
         self._committed: set[str] = set()
@@ -147,6 +148,17 @@ class Observer:
         views = ", ".join(f"{name} serves {list(ranks)}" for name, ranks in self.published.items())
         return f"phase {phase}{f' (waits: {waiting})' if waiting else ''}{error}; {views or 'no Coordinator answered'}"
 
+    def new_disk(self, name: str) -> None:
+        """The Pod of this NodeManager comes back with an empty disk: to the invariants another receiver answers from now on.
+
+        What the former one held ended with its disk.
+        """
+        who, at = self._receivers.get(name, name), time.monotonic()
+        if (held := self._guards.pop(who, None)) is not None:
+            self.events.append(held.model_copy(update={"at": at, "expires_at": at}))
+        self._receivers[name] = f"{name} (new disk)"
+        self.journals.pop(name, None)
+
     async def _repeat(self, look: Callable[[], Awaitable[None]], every_sec: float) -> None:
         while True:
             await look()
@@ -205,13 +217,13 @@ class Observer:
         if journal is None:
             return
         at = time.monotonic()
-        before = self.journals.get(name)
+        before, who = self.journals.get(name), self._receivers.get(name, name)
         self.journals[name] = journal
         if before is None or before.highest_generation != journal.highest_generation:
-            self.events.append(GenerationSeen(at=at, receiver=name, generation=journal.highest_generation))
+            self.events.append(GenerationSeen(at=at, receiver=who, generation=journal.highest_generation))
             self._timeline.add(at, name, "generation", journal.highest_generation)
-        self._see_verdicts(name, at, journal)
-        self._see_guard(name, at, journal)
+        self._see_verdicts(who, at, journal)
+        self._see_guard(who, at, journal)
         self._changed.set()
 
     def _count_refusal(self, name: str) -> None:

@@ -122,6 +122,7 @@ def _empty_the_disk(scene: Scene, rank: int) -> None:
     journal = Path(scene.stack.node_manager_of(rank).journal_file)
     for file in journal.parent.glob(f"{journal.name}*"):
         file.unlink()
+    scene.observer.new_disk(scene.stack.node_manager_of(rank).name)
     scene.step(f"{journal.name} is gone: a new Pod comes back")
 
 

@@ -15,6 +15,8 @@ from typing import Final, TextIO
 from domain.model import Strict
 from drills.drill import Drill
 from drills.outcome import DrillReport
+from drills.pod_restart import PodCell, pod_cells
+from drills.pod_restart_run import pod_restart_drill
 from drills.restart import Cell, Unknown, cells
 from drills.restart_run import chains, restart_drill, unknown_drill
 from drills.run import DrillOptions, run_drill
@@ -40,12 +42,14 @@ class Task:
     drill: Drill
 
 
-def tasks(chosen: Sequence[Cell], named: Sequence[Unknown]) -> list[Task]:
+def tasks(chosen: Sequence[Cell], named: Sequence[Unknown], pods: Sequence[PodCell] = ()) -> list[Task]:
     """What must be run for these cells."""
     found = [Task(name=name, cells=(f"--cell {name}",), drill=unknown_drill(name)) for name in named]
     for number, chain in enumerate(chains(chosen), start=1):
         name = f"chain-{number:02}"
         found.append(Task(name=name, cells=tuple(map(str, chain)), drill=restart_drill(*chain)))
+    for cell in pods:
+        found.append(Task(name=f"{cell.victim}-{cell.at}", cells=(str(cell),), drill=pod_restart_drill(cell)))
     return found
 
 
@@ -55,8 +59,13 @@ async def run_restart_table(out: Path, *, side_by_side: int, resume: bool, only:
     done = passed_before(out) if resume else frozenset()
     chosen = [cell for cell in cells() if only in str(cell) and str(cell) not in done]
     named = [name for name in Unknown if only in f"--cell {name}" and f"--cell {name}" not in done]
-    todo = tasks(chosen, named)
-    print(f"{len(chosen) + len(named)} cells in {len(todo)} installations, {len(done)} passed before", file=stream, flush=True)
+    pods = [cell for cell in pod_cells() if only in str(cell) and str(cell) not in done]
+    todo = tasks(chosen, named, pods)
+    print(
+        f"{len(chosen) + len(named) + len(pods)} cells in {len(todo)} installations, {len(done)} passed before",
+        file=stream,
+        flush=True,
+    )
     slots = asyncio.Semaphore(side_by_side)
 
     async def one(task: Task) -> bool:
