@@ -38,6 +38,13 @@ def aborted(evidence: Evidence, _expected: Expectation) -> Check:
     return Check.of("failed rounds aborted", len(failed), faults, f"{len(failed)} rounds failed, each was aborted")
 
 
+def removed_stay_gone(evidence: Evidence, expected: Expectation) -> Check:
+    """No removed rank began another life, whatever came back: nothing registers a dead rank back."""
+    lives = {rank: evidence.lives.get(rank, ()) for rank in expected.dead_committed}
+    faults = [f"rank {rank} was started {len(own)} times" for rank, own in lives.items() if len(own) != 1]
+    return Check.of("removed ranks stay gone", len(lives), faults, f"ranks {sorted(lives)} had one life")
+
+
 def pods_stopped_once(evidence: Evidence, expected: Expectation) -> Check:
     """These Pods' NodeManagers ended exactly once."""
     ends = Counter(event.name for event in evidence.stack_events if event.event is EventKind.EXITED)

@@ -54,6 +54,8 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
     wanted.append(routes_are_off if expected.feature_off else committed_ranks)
     wanted += [published_ranks, completion_on_each]
     wanted.append(engines_kept if expected.outcome is Outcome.IN_PLACE else engines_renewed)
+    if expected.dead_committed:
+        wanted.append(endings.removed_stay_gone)
     if expected.kept_pods:
         wanted.append(pods_kept)
     if expected.killed:

@@ -91,6 +91,7 @@ PLANTED = [
         {"completions": [*map(completion, (0, 2)), completion(3, 2)]},
     ),
     Planted("a survivor restarted", "engines kept", {"lives": lives(rank2=[survivor(2), survivor(2)])}),
+    Planted("a removed rank started again", "removed ranks stay gone", {"lives": lives(rank1=[victim(), victim()])}),
     Planted(
         "a Pod stopped",
         "Pod not stopped",
