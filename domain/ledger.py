@@ -9,44 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
-from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
-from domain.messages.round import Lease, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
+from domain.messages.round import (
+    Lease,
+    RoundOrder,
+    RoundOutcome,
+    RoundReason,
+    RoundReport,
+    StepReport,
+    TransactionOrder,
+)
 from domain.runtime import FtPhase, GateRecord
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import ApplyReadyWatch, Confirmation, Question, ReadyWatch, RecoveredWatch, Removal, Watch
-
-
-class TransactionOrder(Protocol):
-    """What every transaction is ordered with: `RoundOrder`, `FastRecoveryOrder`."""
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def instance_id(self) -> int: ...
-
-    @property
-    def dead_committed(self) -> tuple[int, ...]: ...
-
-    @property
-    def topology(self) -> Topology: ...
-
-    @property
-    def config(self) -> FaultToleranceConfig: ...
-
-    @property
-    def view_revision(self) -> int: ...
-
-    @property
-    def isolated(self) -> bool: ...
-
-    @property
-    def first_unhealthy_at(self) -> dict[int, float]: ...
-
 
 O_co = TypeVar("O_co", bound=TransactionOrder, covariant=True)
 

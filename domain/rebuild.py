@@ -37,6 +37,7 @@ from domain.messages.rebuild import (
 )
 from domain.messages.round import PeerRefusal, StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
 from domain.messages.strategy import (
+    RebuildOrder,
     ReconfigurationOrder,
     ReconfigurationReason,
     ReconfigurationReport,
@@ -126,9 +127,7 @@ class _Stopped(Exception):
 class _Rebuild:
     """The steps, and what has been learnt in them."""
 
-    def __init__(
-        self, order: ReconfigurationOrder | RelaunchOrder, ports: RebuildPorts, *, dead_committed: tuple[int, ...]
-    ) -> None:
+    def __init__(self, order: RebuildOrder, ports: RebuildPorts, *, dead_committed: tuple[int, ...]) -> None:
         self.revision = order.view_revision
         self.published = False
         self.engines: dict[int, str] = {}

@@ -11,10 +11,10 @@ from domain.decision import DecisionReason
 from domain.engine import RankEntry
 from domain.evidence import from_look
 from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, PendingFinalize, RunningStrategy, ServingView
-from domain.messages.round import CommitRecord, RoundOutcome, RoundReason, RoundReport
+from domain.messages.round import CommitRecord, RoundOutcome, RoundReason, RoundReport, TransactionReport
 from domain.messages.strategy import (
     FastRecoveryReport,
-    ReconfigurationReport,
+    RebuildReport,
     ReinferenceReason,
     ReinferenceReport,
     RelaunchReport,
@@ -172,9 +172,7 @@ def _after_reinference(state: InstanceState, strategy: RunningStrategy, report: 
     return state.owing(_still_ordered(state, DecisionReason.REINFERENCE_FAILED), why, now)
 
 
-def _after_transaction(
-    state: InstanceState, strategy: RunningStrategy, report: RoundReport | FastRecoveryReport
-) -> InstanceState:
+def _after_transaction(state: InstanceState, strategy: RunningStrategy, report: TransactionReport) -> InstanceState:
     """What both kinds of transaction leave behind, however they ended."""
     return state.but(
         view_revision=max(state.view_revision, strategy.view_revision + REVISIONS_OF_A_STRATEGY, report.view_revision),
@@ -210,9 +208,7 @@ def _after_success(state: InstanceState, strategy: RunningStrategy, report: Roun
     return state.entering(phase, now)
 
 
-def _after_rebuild(
-    state: InstanceState, strategy: RunningStrategy, report: ReconfigurationReport | RelaunchReport, now: float
-) -> InstanceState:
+def _after_rebuild(state: InstanceState, strategy: RunningStrategy, report: RebuildReport, now: float) -> InstanceState:
     """A rebuild makes the group whole; a relaunch starts the shrunk one anew. What led to it is told as past from then on."""
     relaunch = isinstance(report, RelaunchReport)
     revision = max(state.view_revision, strategy.view_revision + REVISIONS_OF_A_STRATEGY, report.view_revision)
@@ -241,7 +237,7 @@ def _after_rebuild(
 
 def _published(
     strategy: RunningStrategy,
-    report: RoundReport | FastRecoveryReport | ReconfigurationReport | RelaunchReport,
+    report: TransactionReport | RebuildReport,
     ranks: tuple[int, ...],
 ) -> ServingView:
     """The view that a strategy left behind: these ranks, or withdrawn still where it was told to leave it so."""
@@ -265,7 +261,7 @@ def _still_ordered(state: InstanceState, reason: DecisionReason) -> DecisionReas
     return DecisionReason.FORCED if state.owed is DecisionReason.FORCED else reason
 
 
-def _pending(topology: Topology, report: RoundReport | FastRecoveryReport) -> tuple[PendingFinalize, ...]:
+def _pending(topology: Topology, report: TransactionReport) -> tuple[PendingFinalize, ...]:
     managers = [manager for manager in topology.managers if str(manager) in report.pending_finalize]
     if isinstance(report, RoundReport):
         commit, removed, dead_committed = report.committed, report.removed_dp_ranks, report.dead_committed

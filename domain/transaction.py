@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 from domain.engine import Instruction
 from domain.errors import AutotomyError, OutcomeUnknown, Transient
-from domain.ledger import TransactionLedger, TransactionOrder, TransactionStopped
+from domain.ledger import TransactionLedger, TransactionStopped
 from domain.messages.round import (
     ApplyCall,
     ApplyResult,
@@ -30,6 +30,7 @@ from domain.messages.round import (
     RoundOutcome,
     RoundReason,
     StepReport,
+    TransactionOrder,
     VerifyCall,
     VerifyResult,
     ViewCall,

@@ -9,7 +9,7 @@ up later: with the report as its result, or Failed (red in the Web UI), with the
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
@@ -19,10 +19,8 @@ from workflows.strategy_page import CallMade, StrategyStatus
 from workflows.strategy_run import Reporter, StopWish, now
 
 with workflow.unsafe.imports_passed_through():
-    from domain.config import FaultToleranceConfig
-    from domain.messages.round import StepReport
+    from domain.messages.round import StepReport, StrategyOrder
     from domain.messages.strategy import STOP_SIGNAL, StrategyEnd, StrategyKind, StrategyReport
-    from domain.topology import Topology
 
 R = TypeVar("R", bound=StrategyReport)
 S = TypeVar("S", bound=StrategyStatus)
@@ -30,23 +28,10 @@ S = TypeVar("S", bound=StrategyStatus)
 _KEPT_SIGNALS = 20
 
 
-class Order(Protocol):
-    """What every strategy is ordered with."""
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def topology(self) -> Topology: ...
-
-    @property
-    def config(self) -> FaultToleranceConfig: ...
-
-
 class StrategyShell(Generic[S]):
     """One strategy's surroundings. `page` makes what the Web UI shows of its status."""
 
-    def __init__(self, kind: StrategyKind, order: Order, status: S, page: Callable[[S], str]) -> None:
+    def __init__(self, kind: StrategyKind, order: StrategyOrder, status: S, page: Callable[[S], str]) -> None:
         self.status = status
         self.stop = StopWish()
         self.reporter = Reporter(kind, order.generation, order.topology, order.config)

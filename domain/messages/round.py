@@ -19,29 +19,42 @@ from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Observation, Question, Watch
 
 
-class RoundOrder(Strict):
-    """One scale-down transaction, frozen (design §4).
-
-    `pending_ranks` are the DEAD ranks at the decision; `reported_incarnations` the engines that were reported dead;
-    `first_unhealthy_at` when each survivor's UNHEALTHY was first received; `view_revision` the published view's r, so
-    that the round owns r+1 (DEL) and r+2 (ADD). `capability_consistent`: all Pods registered the same capability.
-    `isolated`: an L3 hardware fault stands, so ADD is left to the FaultManager, for when it was cleared.
-    """
+class StrategyOrder(Strict):
+    """What every strategy is ordered with. Frozen: it keeps the topology and the configuration that it began with."""
 
     instance_id: InstanceId
     generation: Generation
-    request_id: RequestId
-    pending_ranks: tuple[Rank, ...]
-    dead_committed: tuple[Rank, ...]
-    phase_before: FtPhase
     topology: Topology
     config: FaultToleranceConfig
+
+
+class TransactionOrder(StrategyOrder):
+    """What a round and a fast recovery are ordered with alike.
+
+    active = original − dead_committed; ranks that were removed earlier stay removed. `view_revision`: the published view's
+    r, so that the transaction owns r+1 (DEL) and r+2 (ADD). `first_unhealthy_at`: when each active rank's UNHEALTHY was first
+    received. `capability_consistent`: all Pods registered the same capability. `isolated`: an L3 hardware fault stands, so
+    ADD is left to the FaultManager, for when it was cleared.
+    """
+
+    request_id: RequestId
+    dead_committed: tuple[Rank, ...]
+    phase_before: FtPhase
     capability_consistent: bool = True
     published_ranks: tuple[Rank, ...]
     view_revision: Revision
     isolated: bool = False
-    reported_incarnations: dict[int, str | None] = Field(default_factory=dict)
     first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
+
+
+class RoundOrder(TransactionOrder):
+    """One scale-down transaction (design §4).
+
+    `pending_ranks` are the DEAD ranks at the decision, `reported_incarnations` the engines that were reported dead.
+    """
+
+    pending_ranks: tuple[Rank, ...]
+    reported_incarnations: dict[int, str | None] = Field(default_factory=dict)
 
 
 class PeerRefusal(Strict):
@@ -262,11 +275,12 @@ class RoundReason(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-class RoundReport(Strict):
-    """The end of a round, for the FaultManager and for people.
+class TransactionReport(Strict):
+    """How a round or a fast recovery ended, for the FaultManager and for people.
 
-    `removed_dp_ranks` is the cumulative set of the apply body. `looked` is the last entry seen per rank: merged before the
-    next decision, so that older reports which are still under way start nothing. `stage_times` are seconds.
+    `applied`: the HTTP status with which each engine took the command (None: not learnt). `looked`: the last entry seen per
+    rank, merged before the next decision, so that older reports which are still under way start nothing. `stage_times` are
+    seconds.
     """
 
     instance_id: InstanceId
@@ -275,16 +289,21 @@ class RoundReport(Strict):
     outcome: RoundOutcome
     reason: RoundReason
     detail: str = ""
-    committed: bool = False
-    dead_committed: tuple[Rank, ...] = ()
-    removed_dp_ranks: tuple[Rank, ...] = ()
-    survivors: tuple[Rank, ...] = ()
     gate: GateRecord | None = None
     withdrawn: bool = False
     serving_published: bool = False
     view_revision: Revision = 0
     applied: dict[int, int | None] = Field(default_factory=dict)
-    absent_node_managers: tuple[str, ...] = ()
     pending_finalize: tuple[str, ...] = ()
     looked: dict[int, RankEntry] = Field(default_factory=dict)
     stage_times: dict[str, float] = Field(default_factory=dict)
+
+
+class RoundReport(TransactionReport):
+    """The end of a round. `removed_dp_ranks` is the cumulative set of the apply body."""
+
+    committed: bool = False
+    dead_committed: tuple[Rank, ...] = ()
+    removed_dp_ranks: tuple[Rank, ...] = ()
+    survivors: tuple[Rank, ...] = ()
+    absent_node_managers: tuple[str, ...] = ()

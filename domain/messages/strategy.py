@@ -10,12 +10,10 @@ from typing import Final, Self
 
 from pydantic import Field
 
-from domain.config import FaultToleranceConfig
 from domain.engine import RankEntry
-from domain.messages.round import RoundOutcome, RoundReason, RoundReport, StepReport
-from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Strict
-from domain.runtime import FtPhase, GateRecord
-from domain.topology import NodeManagerAddress, Topology
+from domain.messages.round import RoundReport, StepReport, StrategyOrder, TransactionOrder, TransactionReport
+from domain.model import Generation, InstanceId, Rank, Revision, Strict
+from domain.topology import NodeManagerAddress
 
 STOP_SIGNAL = "stop"
 """To a running strategy, no input needed: end before the commit point, or not at all."""
@@ -45,21 +43,27 @@ class StrategyProgress(Strict):
     step: StepReport
 
 
-class ReconfigurationOrder(Strict):
-    """Withdraw, stop every engine, start all ranks anew, serve again (design §3). Owns view revisions r+1 and r+2.
+class RebuildOrder(StrategyOrder):
+    """What a rebuild and a relaunch are ordered with alike. Owns view revisions r+1 (DEL) and r+2 (ADD).
 
     `why` is for people. `config.reconfiguration_deadline_sec` bounds the whole. `lost_node_managers`: their heartbeats were
-    lost before the order; one of them that cannot be reached counts as stopped. `isolated`: as in a `RoundOrder`.
+    lost before the order; one of them that cannot be reached counts as stopped. `isolated`: as in a `TransactionOrder`.
     """
 
-    instance_id: InstanceId
-    generation: Generation
-    topology: Topology
-    config: FaultToleranceConfig
     view_revision: Revision
     isolated: bool = False
     why: str
     lost_node_managers: tuple[NodeManagerAddress, ...] = ()
+
+
+class ReconfigurationOrder(RebuildOrder):
+    """Withdraw, stop every engine, start all ranks anew, serve again (design §3)."""
+
+
+class RelaunchOrder(RebuildOrder):
+    """Withdraw, stop the engines, start those of original − dead_committed anew, serve again: what was removed stays removed."""
+
+    dead_committed: tuple[Rank, ...]
 
 
 class ReconfigurationReason(StrEnum):
@@ -79,8 +83,8 @@ class ReconfigurationReason(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-class ReconfigurationReport(Strict):
-    """The end of a rebuild. `engine_incarnations`: the new engines; evidence of any other is dropped from then on."""
+class RebuildReport(Strict):
+    """How a rebuild or a relaunch ended. `engine_incarnations`: the new engines; evidence of others is dropped from then on."""
 
     instance_id: InstanceId
     generation: Generation
@@ -94,97 +98,40 @@ class ReconfigurationReport(Strict):
     stage_times: dict[str, float] = Field(default_factory=dict)
 
 
-class FastRecoveryOrder(Strict):
-    """Let every active rank `retry` in place: all are UNHEALTHY, none is DEAD (design §3, rule 6). Owns r+1 (DEL), r+2 (ADD).
+class ReconfigurationReport(RebuildReport):
+    """The end of a rebuild."""
 
-    active = original − dead_committed; ranks that were removed earlier stay removed. `request_id` is "fast-recovery-" and
-    32 hex digits, and the at-most-once rule of a round's apply holds for it. `first_unhealthy_at`: when each active rank's
-    UNHEALTHY was first received. `capability_consistent`: all Pods registered the same capability. `isolated`: as in a
-    `RoundOrder`.
+
+class RelaunchReport(RebuildReport):
+    """The end of a relaunch; failed → reconfiguration. `dead_committed` is the order's."""
+
+    dead_committed: tuple[Rank, ...] = ()
+
+
+class FastRecoveryOrder(TransactionOrder):
+    """Let every active rank `retry` in place: all are UNHEALTHY, none is DEAD (design §3, rule 6).
+
+    `request_id` is "fast-recovery-" and 32 hex digits, and the at-most-once rule of a round's apply holds for it.
     """
 
-    instance_id: InstanceId
-    generation: Generation
-    request_id: RequestId
-    dead_committed: tuple[Rank, ...]
-    phase_before: FtPhase
-    topology: Topology
-    config: FaultToleranceConfig
-    capability_consistent: bool = True
-    published_ranks: tuple[Rank, ...]
-    view_revision: Revision
-    isolated: bool = False
-    first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
 
-
-class FastRecoveryReport(Strict):
+class FastRecoveryReport(TransactionReport):
     """The end of a fast recovery. FAILED → reconfiguration, never a scale-down (I9).
 
     ABANDONED: before anything was withdrawn or sent, a rank turned out dead; `looked` is the evidence to decide with anew.
-    `recovered`: the ranks that serve again. `gate`: the codes of `domain.gate.retry_gate`. `stage_times` are seconds.
+    `recovered`: the ranks that serve again. `gate`: the codes of `domain.gate.retry_gate`.
     """
 
-    instance_id: InstanceId
-    generation: Generation
-    request_id: RequestId
-    outcome: RoundOutcome
-    reason: RoundReason
-    detail: str = ""
-    gate: GateRecord | None = None
     recovered: tuple[Rank, ...] = ()
-    withdrawn: bool = False
-    serving_published: bool = False
-    view_revision: Revision = 0
-    applied: dict[int, int | None] = Field(default_factory=dict)
-    pending_finalize: tuple[str, ...] = ()
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
-    stage_times: dict[str, float] = Field(default_factory=dict)
 
 
-class RelaunchOrder(Strict):
-    """Withdraw, stop the engines, start those of original − dead_committed anew, serve again. Owns r+1 and r+2.
-
-    As a `ReconfigurationOrder`, but what was removed stays removed.
-    """
-
-    instance_id: InstanceId
-    generation: Generation
-    topology: Topology
-    config: FaultToleranceConfig
-    dead_committed: tuple[Rank, ...]
-    view_revision: Revision
-    isolated: bool = False
-    why: str
-    lost_node_managers: tuple[NodeManagerAddress, ...] = ()
-
-
-class RelaunchReport(Strict):
-    """The end of a relaunch; failed → reconfiguration. As a `ReconfigurationReport`; `dead_committed` is the order's."""
-
-    instance_id: InstanceId
-    generation: Generation
-    succeeded: bool
-    reason: ReconfigurationReason
-    detail: str = ""
-    dead_committed: tuple[Rank, ...] = ()
-    serving_published: bool = False
-    view_revision: Revision = 0
-    engine_incarnations: dict[int, str] = Field(default_factory=dict)
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
-    stage_times: dict[str, float] = Field(default_factory=dict)
-
-
-class ReinferenceOrder(Strict):
+class ReinferenceOrder(StrategyOrder):
     """Wait until these ranks have healed by themselves, touching nothing (hardware L2, design §3, rule 3).
 
     `ranks`: those to which the fault maps, or all active ones. `why` names the fault. The wait ends after
     `config.token_reinference_deadline_sec`. Owns no view revision.
     """
 
-    instance_id: InstanceId
-    generation: Generation
-    topology: Topology
-    config: FaultToleranceConfig
     ranks: tuple[Rank, ...]
     why: str
 
