@@ -60,7 +60,9 @@ with workflow.unsafe.imports_passed_through():
     from domain.runtime import RejectedSignal
     from domain.topology import NodeManagerAddress, Topology
 
-CONTINUE_AS_NEW_AT_EVENTS: Final = 8_000
+CONTINUE_AS_NEW_AT_EVENTS: Final = 1_500
+"""Another worker must be able to replay a run within one `TASK_TIMEOUT`."""
+
 RETRY_SEC: Final = 5.0
 JOB_NAMES_KEPT: Final = 1_000
 START_LIMIT_SEC: Final = 300.0
