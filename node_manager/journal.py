@@ -19,6 +19,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -293,7 +294,7 @@ def _create(path: Path) -> None:
     draft.unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as database:
         database.executescript(_SCHEMA)
-        _put(database, "standing", Standing())
+        _put(database, "standing", Standing(sequence_ceiling=_first_sequence()))
         database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     draft.rename(path)
@@ -302,6 +303,15 @@ def _create(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _first_sequence() -> int:
+    """Above what a journal that was lost here can have given out: a look tells its number, not in which life it was taken.
+
+    The wall clock serves as a number that grows, no more: stepped back, it makes the news of a Pod that lost its disk look
+    old for as long; within a journal the numbers only ever go up.
+    """
+    return int(time.time() * 1000)
 
 
 def _locked(path: Path) -> int:

@@ -227,8 +227,9 @@ class NodeManager:
             return
         if reply.hold_reason in (Hold.GROUP_LIVES, Hold.ROUND_RUNS):
             missing = [endpoint for endpoint in reply.endpoints if endpoint.id not in reply.dead_committed]
+            known = self.engines.bereft
             self.engines.bereave(reply.instance_id, missing)
-            if self.engines.bereft:
+            if self.engines.bereft != known:
                 log.error(
                     "this Pod came back without its engines", extra={"ranks": self.engines.bereft, "why": reply.hold_reason}
                 )

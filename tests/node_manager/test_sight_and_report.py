@@ -221,7 +221,7 @@ async def test_a_look_that_began_earlier_never_overwrites_a_later_one(
     await pod.started(controller)
     await pod.ft("pace", {"poll_interval_sec": 30.0})
     asked = fakes[0].statuses_asked
-    fakes[0].status_delay_sec = 0.4
+    fakes[0].status_delay_sec = 1.5
     early = asyncio.create_task(pod.entries(0))
     await until(lambda: fakes[0].statuses_asked > asked)
     fakes[0].status_delay_sec, fakes[0].entry = 0.0, {"status": "unhealthy"}
