@@ -46,23 +46,8 @@ class FastRecoveryLedger(TransactionLedger[FastRecoveryOrder]):
         return ()
 
     def report(self, outcome: RoundOutcome, reason: RoundReason, detail: str = "") -> FastRecoveryReport:
-        return FastRecoveryReport(
-            instance_id=self.order.instance_id,
-            generation=self.order.generation,
-            request_id=self.order.request_id,
-            outcome=outcome,
-            reason=reason,
-            detail=detail,
-            gate=self.gate,
-            recovered=self.survivors if self.committed else (),
-            withdrawn=self.withdrawn,
-            serving_published=self.published,
-            view_revision=self.view_revision,
-            applied=self.applied,
-            pending_finalize=tuple(sorted(set(map(str, self.pending_finalize)))),
-            looked=dict(self.looked),
-            stage_times=self.stage_times,
-        )
+        recovered = self.survivors if self.committed else ()
+        return FastRecoveryReport(**dict(self.ended(outcome, reason, detail)), recovered=recovered)
 
 
 async def run_fast_recovery(order: FastRecoveryOrder, ports: FastRecoveryPorts) -> FastRecoveryReport:

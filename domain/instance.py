@@ -372,8 +372,3 @@ class InstanceState(Strict):
 def iso(at: float) -> str:
     """Epoch seconds as people read them: UTC, ISO 8601, milliseconds."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def is_resting(state: InstanceState) -> bool:
-    """Nothing runs and the instance is in a serving phase."""
-    return state.strategy is None and state.phase in SERVING_PHASES

@@ -18,6 +18,7 @@ from domain.messages.round import (
     RoundReport,
     StepReport,
     TransactionOrder,
+    TransactionReport,
 )
 from domain.runtime import FtPhase, GateRecord
 from domain.topology import NodeManagerAddress, Topology
@@ -144,6 +145,25 @@ class TransactionLedger(ABC, Generic[O_co]):
     def deadline(self, seconds: float) -> float:
         return self._ports.now() + seconds
 
+    def ended(self, outcome: RoundOutcome, reason: RoundReason, detail: str) -> TransactionReport:
+        """What there is to report of every transaction."""
+        return TransactionReport(
+            instance_id=self.order.instance_id,
+            generation=self.order.generation,
+            request_id=self.order.request_id,
+            outcome=outcome,
+            reason=reason,
+            detail=detail,
+            gate=self.gate,
+            withdrawn=self.withdrawn,
+            serving_published=self.published,
+            view_revision=self.view_revision,
+            applied=self.applied,
+            pending_finalize=tuple(sorted(set(map(str, self.pending_finalize)))),
+            looked=dict(self.looked),
+            stage_times=self.stage_times,
+        )
+
 
 class RoundLedger(TransactionLedger[RoundOrder]):
     """A scale-down round's."""
@@ -172,25 +192,12 @@ class RoundLedger(TransactionLedger[RoundOrder]):
 
     def report(self, outcome: RoundOutcome, reason: RoundReason, detail: str = "") -> RoundReport:
         return RoundReport(
-            instance_id=self.order.instance_id,
-            generation=self.order.generation,
-            request_id=self.order.request_id,
-            outcome=outcome,
-            reason=reason,
-            detail=detail,
+            **dict(self.ended(outcome, reason, detail)),
             committed=self.committed,
             dead_committed=self.removed if self.committed else self.order.dead_committed,
             removed_dp_ranks=self.removed,
             survivors=self.survivors,
-            gate=self.gate,
-            withdrawn=self.withdrawn,
-            serving_published=self.published,
-            view_revision=self.view_revision,
-            applied=self.applied,
             absent_node_managers=tuple(sorted(map(str, self.absent))),
-            pending_finalize=tuple(sorted(set(map(str, self.pending_finalize)))),
-            looked=dict(self.looked),
-            stage_times=self.stage_times,
         )
 
 

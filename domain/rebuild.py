@@ -38,6 +38,7 @@ from domain.messages.rebuild import (
 from domain.messages.round import PeerRefusal, StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
 from domain.messages.strategy import (
     RebuildOrder,
+    RebuildReport,
     ReconfigurationOrder,
     ReconfigurationReason,
     ReconfigurationReport,
@@ -80,39 +81,14 @@ class RebuildPorts(Protocol):
 
 async def run_reconfiguration(order: ReconfigurationOrder, ports: RebuildPorts) -> ReconfigurationReport:
     """Rebuilds the whole instance and reports it."""
-    rebuild = _Rebuild(order, ports, dead_committed=())
-    reason, detail = await rebuild.run(ReconfigurationReason.REBUILT)
-    return ReconfigurationReport(
-        instance_id=order.instance_id,
-        generation=order.generation,
-        succeeded=reason is ReconfigurationReason.REBUILT,
-        reason=reason,
-        detail=detail,
-        serving_published=rebuild.published,
-        view_revision=rebuild.revision,
-        engine_incarnations=rebuild.engines,
-        looked=rebuild.looked,
-        stage_times=rebuild.stage_times,
-    )
+    report = await _Rebuild(order, ports, dead_committed=()).run(ReconfigurationReason.REBUILT)
+    return ReconfigurationReport(**dict(report))
 
 
 async def run_relaunch(order: RelaunchOrder, ports: RebuildPorts) -> RelaunchReport:
     """Gives the ranks that were not removed new engines and reports it."""
-    rebuild = _Rebuild(order, ports, dead_committed=order.dead_committed)
-    reason, detail = await rebuild.run(ReconfigurationReason.RELAUNCHED)
-    return RelaunchReport(
-        instance_id=order.instance_id,
-        generation=order.generation,
-        succeeded=reason is ReconfigurationReason.RELAUNCHED,
-        reason=reason,
-        detail=detail,
-        dead_committed=order.dead_committed,
-        serving_published=rebuild.published,
-        view_revision=rebuild.revision,
-        engine_incarnations=rebuild.engines,
-        looked=rebuild.looked,
-        stage_times=rebuild.stage_times,
-    )
+    report = await _Rebuild(order, ports, dead_committed=order.dead_committed).run(ReconfigurationReason.RELAUNCHED)
+    return RelaunchReport(**dict(report), dead_committed=order.dead_committed)
 
 
 class _Stopped(Exception):
@@ -128,11 +104,11 @@ class _Rebuild:
     """The steps, and what has been learnt in them."""
 
     def __init__(self, order: RebuildOrder, ports: RebuildPorts, *, dead_committed: tuple[int, ...]) -> None:
-        self.revision = order.view_revision
-        self.published = False
-        self.engines: dict[int, str] = {}
-        self.looked: dict[int, RankEntry] = {}
-        self.stage_times: dict[str, float] = {}
+        self._revision = order.view_revision
+        self._published = False
+        self._engines: dict[int, str] = {}
+        self._looked: dict[int, RankEntry] = {}
+        self._stage_times: dict[str, float] = {}
         self._order = order
         self._ports = ports
         self._config = order.config.dp_scale_down_config
@@ -142,7 +118,23 @@ class _Rebuild:
         self._stage_began = ports.now()
         self._steps = 0
 
-    async def run(self, success: ReconfigurationReason) -> tuple[ReconfigurationReason, str]:
+    async def run(self, success: ReconfigurationReason) -> RebuildReport:
+        """All steps, and what came of them. `success`: the reason of one that succeeds."""
+        reason, detail = await self._all_steps(success)
+        return RebuildReport(
+            instance_id=self._order.instance_id,
+            generation=self._order.generation,
+            succeeded=reason is success,
+            reason=reason,
+            detail=detail,
+            serving_published=self._published,
+            view_revision=self._revision,
+            engine_incarnations=self._engines,
+            looked=self._looked,
+            stage_times=self._stage_times,
+        )
+
+    async def _all_steps(self, success: ReconfigurationReason) -> tuple[ReconfigurationReason, str]:
         """How it ended, and why."""
         try:
             if not self._wanted:
@@ -157,11 +149,11 @@ class _Rebuild:
             return stop.reason, stop.detail
         except AutotomyError as error:
             return ReconfigurationReason.PORT_FAILED, error.message
-        self.published = published.confirmed
+        self._published = published.confirmed
         return success, "" if published.confirmed else f"the view is not confirmed: {_told(published.refusals)}"
 
     async def _withdraw(self) -> None:
-        self.revision = self._order.view_revision + 1
+        self._revision = self._order.view_revision + 1
         self._say(f"withdraw: {self._order.why}")
         deadline_at = min(self._deadline_at, self._ports.now() + self._config.coordinator_deadline_sec)
         result = await self._ports.push_view(self._view((), deadline_at))
@@ -207,7 +199,7 @@ class _Rebuild:
             )
         )
         self._check_stop()
-        self.engines = {rank: engine for rank, engine in result.engines.items() if rank in self._wanted}
+        self._engines = {rank: engine for rank, engine in result.engines.items() if rank in self._wanted}
         self._stage_done("start")
         if result.refusals:
             raise _Stopped(ReconfigurationReason.START_FAILED, _told(result.refusals))
@@ -248,16 +240,16 @@ class _Rebuild:
         result = await self._ports.await_ready(
             EnginesReadyCall(
                 questions=self._questions,
-                started=self.engines,
+                started=self._engines,
                 poll_interval_sec=self._config.fault_poll_interval_sec,
                 request_timeout_sec=self._config.request_timeout_sec,
                 deadline_at=deadline_at,
             )
         )
         self._check_stop()
-        self.looked.update(result.looked)
+        self._looked.update(result.looked)
         known = {rank: entry.incarnation for rank, entry in result.looked.items() if entry.incarnation}
-        self.engines = {**self.engines, **known}
+        self._engines = {**self._engines, **known}
         return result.waiting
 
     async def _publish(self) -> ViewResult:
@@ -265,7 +257,7 @@ class _Rebuild:
         if self._order.isolated:
             why = PeerRefusal(peer="FaultManager", reason="ISOLATED", message="an L3 fault stands, the view stays withdrawn")
             return ViewResult(confirmed=False, refusals=(why,))
-        self.revision = self._order.view_revision + 2
+        self._revision = self._order.view_revision + 2
         self._say(f"publish ranks {_listed(self._wanted)}")
         try:
             call = self._view(self._wanted, self._ports.now() + self._config.coordinator_deadline_sec)
@@ -291,7 +283,7 @@ class _Rebuild:
     def _view(self, ranks: tuple[int, ...], deadline_at: float) -> ViewCall:
         return ViewCall(
             topology=self._order.topology,
-            revision=self.revision,
+            revision=self._revision,
             ranks=ranks,
             request_timeout_sec=self._config.request_timeout_sec,
             deadline_at=deadline_at,
@@ -320,7 +312,7 @@ class _Rebuild:
 
     def _stage_done(self, name: str) -> None:
         at = self._ports.now()
-        self.stage_times[name] = round(at - self._stage_began, 6)
+        self._stage_times[name] = round(at - self._stage_began, 6)
         self._stage_began = at
 
 

@@ -11,8 +11,15 @@ from domain.decision import Action, Decision, DecisionReason
 from domain.hardware import RECOVERY_LEVELS, FaultLevel
 from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, RunningStrategy, ServingView
 from domain.invariants import round_bound_sec
-from domain.messages.round import RoundOrder
-from domain.messages.strategy import FastRecoveryOrder, ReconfigurationOrder, ReinferenceOrder, RelaunchOrder, StrategyKind
+from domain.messages.round import RoundOrder, TransactionOrder
+from domain.messages.strategy import (
+    FastRecoveryOrder,
+    RebuildOrder,
+    ReconfigurationOrder,
+    ReinferenceOrder,
+    RelaunchOrder,
+    StrategyKind,
+)
 from domain.runtime import SERVING_PHASES, FtPhase
 from domain.situation import ORDERED_BY_A_PERSON
 
@@ -36,20 +43,9 @@ def start_round(state: InstanceState, decision: Decision, request_id: str, now: 
         update={"request_id": request_id, "pending_ranks": decision.ranks}
     )
     order = RoundOrder(
-        instance_id=state.instance_id,
-        generation=running.generation,
-        request_id=request_id,
+        **dict(_transaction_order(state, running, request_id)),
         pending_ranks=decision.ranks,
-        dead_committed=state.dead_committed,
-        phase_before=state.phase,
-        topology=state.topology,
-        config=state.config,
-        capability_consistent=state.topology.ft_capability_consistent,
-        published_ranks=state.view.ranks,
-        view_revision=state.view_revision,
-        isolated=state.isolated,
         reported_incarnations={rank: _reported_engine(state, rank) for rank in decision.ranks},
-        first_unhealthy_at=_first_unhealthy(state),
     )
     return _in_transaction(state, running, now), order
 
@@ -59,20 +55,7 @@ def start_fast_recovery(
 ) -> tuple[InstanceState, FastRecoveryOrder]:
     """A `retry` of every active rank."""
     running = _running(state, StrategyKind.FAST_RECOVERY, now).model_copy(update={"request_id": request_id})
-    order = FastRecoveryOrder(
-        instance_id=state.instance_id,
-        generation=running.generation,
-        request_id=request_id,
-        dead_committed=state.dead_committed,
-        phase_before=state.phase,
-        topology=state.topology,
-        config=state.config,
-        capability_consistent=state.topology.ft_capability_consistent,
-        published_ranks=state.view.ranks,
-        view_revision=state.view_revision,
-        isolated=state.isolated,
-        first_unhealthy_at=_first_unhealthy(state),
-    )
+    order = FastRecoveryOrder(**dict(_transaction_order(state, running, request_id)))
     return _in_transaction(state, running, now), order
 
 
@@ -82,16 +65,7 @@ def start_rebuild(state: InstanceState, decision: Decision, now: float) -> tuple
     Hardware that stands by now is rebuilt around; what is reported later is a new reason.
     """
     running = _running(state, StrategyKind.INSTANCE_RECONFIGURATION, now)
-    order = ReconfigurationOrder(
-        instance_id=state.instance_id,
-        generation=running.generation,
-        topology=state.topology,
-        config=state.config,
-        view_revision=state.view_revision,
-        isolated=state.isolated,
-        why=_why(decision),
-        lost_node_managers=state.lost_node_managers,
-    )
+    order = ReconfigurationOrder(**dict(_rebuild_order(state, running, decision)))
     earlier = () if decision.reason is DecisionReason.FORCED else state.rebuilt_at
     window_began = now - state.config.reconfiguration_window_sec
     standing = [fault.key for fault in state.evidence.hardware.standing(*RECOVERY_LEVELS)]
@@ -108,17 +82,7 @@ def start_rebuild(state: InstanceState, decision: Decision, now: float) -> tuple
 def start_relaunch(state: InstanceState, decision: Decision, now: float) -> tuple[InstanceState, RelaunchOrder]:
     """EngineRelaunch: new engines for original − dead_committed."""
     running = _running(state, StrategyKind.ENGINE_RELAUNCH, now)
-    order = RelaunchOrder(
-        instance_id=state.instance_id,
-        generation=running.generation,
-        topology=state.topology,
-        config=state.config,
-        dead_committed=state.dead_committed,
-        view_revision=state.view_revision,
-        isolated=state.isolated,
-        why=_why(decision),
-        lost_node_managers=state.lost_node_managers,
-    )
+    order = RelaunchOrder(**dict(_rebuild_order(state, running, decision)), dead_committed=state.dead_committed)
     return _withdrawing(state, running, decision, now).but(life=Life.RUNNING), order
 
 
@@ -211,6 +175,39 @@ def _started(state: InstanceState, running: RunningStrategy, revisions: int = RE
     )
 
 
+def _transaction_order(state: InstanceState, running: RunningStrategy, request_id: str) -> TransactionOrder:
+    """What a round and a fast recovery are ordered with alike."""
+    noticed = {rank: at for rank in state.active if (at := state.evidence.of(rank).first_unhealthy_at) is not None}
+    return TransactionOrder(
+        instance_id=state.instance_id,
+        generation=running.generation,
+        topology=state.topology,
+        config=state.config,
+        request_id=request_id,
+        dead_committed=state.dead_committed,
+        phase_before=state.phase,
+        capability_consistent=state.topology.ft_capability_consistent,
+        published_ranks=state.view.ranks,
+        view_revision=state.view_revision,
+        isolated=state.isolated,
+        first_unhealthy_at=noticed,
+    )
+
+
+def _rebuild_order(state: InstanceState, running: RunningStrategy, decision: Decision) -> RebuildOrder:
+    """What a rebuild and a relaunch are ordered with alike."""
+    return RebuildOrder(
+        instance_id=state.instance_id,
+        generation=running.generation,
+        topology=state.topology,
+        config=state.config,
+        view_revision=state.view_revision,
+        isolated=state.isolated,
+        why=_why(decision),
+        lost_node_managers=state.lost_node_managers,
+    )
+
+
 def _in_transaction(state: InstanceState, running: RunningStrategy, now: float) -> InstanceState:
     started = _started(state, running).but(request_id=running.request_id, last_error=None, gate=None, stage_times={})
     return started.entering(FtPhase.DECIDING, now)
@@ -232,10 +229,6 @@ def _withdrawing(state: InstanceState, running: RunningStrategy, decision: Decis
 
 def _why(decision: Decision) -> str:
     return f"{decision.reason}: {decision.detail}" if decision.detail else str(decision.reason)
-
-
-def _first_unhealthy(state: InstanceState) -> dict[int, float]:
-    return {rank: at for rank in state.active if (at := state.evidence.of(rank).first_unhealthy_at) is not None}
 
 
 def _reported_engine(state: InstanceState, rank: int) -> str | None:
