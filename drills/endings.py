@@ -1,4 +1,4 @@
-"""Judges how rounds ended: their reasons, the gate's codes, their verdicts, what was stopped, and what stayed quiet."""
+"""Judges how rounds ended: their reasons, the gate's codes, their verdicts, what was stopped, and who was left in peace."""
 
 from collections import Counter
 
@@ -88,3 +88,14 @@ def quiet_after(evidence: Evidence, _expected: Expectation) -> Check:
             if line.mono >= begin and line.applied and (line.ranks or ()) != served
         ]
     return Check.of("nothing starts", judged, faults, f"no other view for {evidence.ended_at - begin:.1f} s")
+
+
+def ranks_undisturbed(evidence: Evidence, expected: Expectation) -> Check:
+    """These ranks answered clients before and after the last injection, and no request failed but at another rank."""
+    since = evidence.last_injection if evidence.last_injection is not None else float("inf")
+    failed = [r for r in evidence.requests if not r.ok and (r.rank is None or r.rank in expected.undisturbed)]
+    faults = [f"request {r.number} failed: {r.why} {r.detail}".strip() for r in failed[:5]]
+    answered = Counter(r.rank for r in evidence.requests if r.ok and r.started_at >= since)
+    faults += [f"no client was answered by rank {rank}" for rank in expected.undisturbed if not answered[rank]]
+    told = f"answers by rank since the last injection: {dict(sorted(answered.items(), key=str))}"
+    return Check.of("requests go on", len(evidence.requests), faults, told)

@@ -68,7 +68,7 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
         wanted.append(repeated_set)
     wanted += _of_endings(expected)
     if drill.traffic:
-        wanted += [ranks_undisturbed] if expected.undisturbed else [requests_after, client_reached_each]
+        wanted += [endings.ranks_undisturbed] if expected.undisturbed else [requests_after, client_reached_each]
     return [*wanted, histories_exported, nothing_left]
 
 
@@ -351,17 +351,6 @@ def requests_after(evidence: Evidence, _expected: Expectation) -> Check:
     if len(failed) > len(faults):
         faults.append(f"and {len(failed) - len(faults)} more")
     return Check.of("requests after recovery", after.ok + after.failed, faults, f"{after.ok} ok, none failed")
-
-
-def ranks_undisturbed(evidence: Evidence, expected: Expectation) -> Check:
-    """These ranks answered clients before and after the last injection, and no request failed but at another rank."""
-    since = evidence.last_injection if evidence.last_injection is not None else float("inf")
-    failed = [r for r in evidence.requests if not r.ok and (r.rank is None or r.rank in expected.undisturbed)]
-    faults = [f"request {r.number} failed: {r.why} {r.detail}".strip() for r in failed[:5]]
-    answered = Counter(r.rank for r in evidence.requests if r.ok and r.started_at >= since)
-    faults += [f"no client was answered by rank {rank}" for rank in expected.undisturbed if not answered[rank]]
-    told = f"answers by rank since the last injection: {dict(sorted(answered.items(), key=str))}"
-    return Check.of("requests go on", len(evidence.requests), faults, told)
 
 
 def client_reached_each(evidence: Evidence, expected: Expectation) -> Check:
