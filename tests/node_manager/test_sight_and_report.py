@@ -219,7 +219,11 @@ async def test_a_look_that_began_earlier_never_overwrites_a_later_one(
     pod: Pod, controller: FakeController, fakes: list[FakeEngine]
 ) -> None:
     await pod.started(controller)
+    engine, polled = pod.node.engines.get(0), fakes[0].statuses_asked
     await pod.ft("pace", {"poll_interval_sec": 30.0})
+    await until(
+        lambda: fakes[0].statuses_asked > polled and engine and not engine.looking, what="the poll that a new pace begins with"
+    )
     asked = fakes[0].statuses_asked
     fakes[0].status_delay_sec = 1.5
     early = asyncio.create_task(pod.entries(0))
