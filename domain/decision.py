@@ -345,7 +345,7 @@ def _rebuild(case: Case, reason: DecisionReason, detail: str = "") -> Decision:
         return Decision(
             action=Action.STAY_WITHDRAWN,
             reason=DecisionReason.BUDGET_SPENT,
-            detail=detail if reason is DecisionReason.BUDGET_SPENT else _told(reason, detail),
+            detail=_told(reason, detail),
             then=f"a person has to look: {allowed} rebuilds in {window_sec:g} s did not help; "
             f"`autotomy instance reconfigure {case.topology.instance_id} --force` orders the next one",
         )
@@ -360,6 +360,9 @@ def _rebuild(case: Case, reason: DecisionReason, detail: str = "") -> Decision:
 
 
 def _told(reason: DecisionReason, detail: str) -> str:
+    """Why a rebuild is wanted; of one that a spent budget left owed, the detail is the whole of it."""
+    if detail and reason is DecisionReason.BUDGET_SPENT:
+        return detail
     return f"{reason}: {detail}" if detail else str(reason)
 
 
