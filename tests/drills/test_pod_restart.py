@@ -1,5 +1,7 @@
 """A whole Pod restarts in the middle of a round: four chosen cells in each run of the tests, all of them in `make soak`."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from drills.drill import Outcome
 from drills.pod_restart import CHOSEN, POINTS, PodCell, PodEnd, PodVictim, find_pod_cell, pod_cell_table, pod_cells
 from drills.pod_restart_run import pod_restart_drill
+from drills.registry import find
 from drills.restart import Point, UnknownCell
 from drills.run import DrillOptions, run_drill
 
@@ -38,12 +41,35 @@ def test_a_cell_is_found_by_its_words() -> None:
             find_pod_cell(victim, at)
 
 
-def by_pace(cell: PodCell) -> object:
-    return pytest.param(cell, marks=[] if cell in CHOSEN else pytest.mark.soak, id=f"{cell.victim}-{cell.at}")
-
-
-@pytest.mark.parametrize("cell", [by_pace(cell) for cell in CELLS])
-async def test_a_pod_that_restarts_in_a_round_ends_as_the_table_says(cell: PodCell, tmp_path: Path) -> None:
-    report = await run_drill(pod_restart_drill(cell), DrillOptions(out=tmp_path / "out"))
+async def complaints(cell: PodCell, out: Path) -> list[str]:
+    """What a run of this cell did otherwise than the table says."""
+    report = await run_drill(pod_restart_drill(cell), DrillOptions(out=out / f"{cell.victim}-{cell.at}"))
     wrong = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]
-    assert report.passed, "\n".join([str(cell), str(report.failure), *wrong])
+    return [] if report.passed else [str(cell), str(report.failure), *wrong]
+
+
+async def test_pods_that_restart_in_a_round_end_as_the_table_says(tmp_path: Path) -> None:
+    """The chosen cells, two installations at a time."""
+    lanes = asyncio.Semaphore(2)
+
+    async def one(cell: PodCell) -> list[str]:
+        async with lanes:
+            return await complaints(cell, tmp_path)
+
+    found = [line for lines in await asyncio.gather(*map(one, CHOSEN)) for line in lines]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+async def test_every_pod_that_restarts_in_a_round_ends_as_the_table_says(cell: PodCell, tmp_path: Path) -> None:
+    found = await complaints(cell, tmp_path)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.soak
+async def test_two_pods_on_one_ip_are_told_apart_by_their_ports_from_start_to_publication(tmp_path: Path) -> None:
+    drill = find("soft-rank")
+    shared = replace(drill, spec=drill.spec.model_copy(update={"pod_ips": ("127.0.0.2", "127.0.0.2")}))
+    report = await run_drill(shared, DrillOptions(out=tmp_path / "out"))
+    assert report.passed, [check for check in report.checks if not check.ok]
