@@ -7,6 +7,7 @@ from pathlib import Path
 
 from api.app import controller_app
 from api.gateway import Gateway
+from service.arguments import port
 from service.http import bind, serve_socket
 from service.process import run_process
 from service.settings import load_settings
@@ -24,15 +25,9 @@ def _parser() -> argparse.ArgumentParser:
         description="The Controller's HTTP API. Temporal is found by TEMPORAL_ADDRESS and the other TEMPORAL_* variables.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
-    parser.add_argument("--port", type=_port, default=1026, help="(%(default)s; 0 = a free one)")
+    parser.add_argument("--port", type=port, default=1026, help="(%(default)s; 0 = a free one)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: AUTOTOMY_CONFIG)")
     return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port (0..65535)")
-    return int(text)
 
 
 async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:

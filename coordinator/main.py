@@ -23,6 +23,7 @@ from coordinator.upstream import Upstream
 from coordinator.view import View
 from coordinator.view_log import ViewLog
 from domain.errors import ConfigError
+from service.arguments import port, seconds
 from service.http import bind, serve_socket, url_of
 from service.metrics import new_registry
 from service.process import run_process
@@ -45,32 +46,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Routes OpenAI requests over the endpoints that the Controller published.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address of both listeners (%(default)s)")
-    parser.add_argument("--port", type=_port, default=1025, help="OpenAI requests (%(default)s; 0 = a free one)")
-    parser.add_argument("--management-port", type=_port, default=1026, help="refreshes and probes (%(default)s)")
+    parser.add_argument("--port", type=port, default=1025, help="OpenAI requests (%(default)s; 0 = a free one)")
+    parser.add_argument("--management-port", type=port, default=1026, help="refreshes and probes (%(default)s)")
     parser.add_argument("--controller-url", help="where to announce itself (default: from the configuration)")
     parser.add_argument("--advertise-url", help="management URL as the Controller reaches it (default: as bound)")
-    parser.add_argument("--announce-interval", type=_seconds, default=10.0, metavar="SEC", help="(%(default)s)")
-    parser.add_argument("--connect-timeout", type=_seconds, default=2.0, metavar="SEC", help="to an engine (%(default)s)")
-    parser.add_argument("--silence-timeout", type=_seconds, default=600.0, metavar="SEC", help="between two reads (%(default)s)")
+    parser.add_argument("--announce-interval", type=seconds, default=10.0, metavar="SEC", help="(%(default)s)")
+    parser.add_argument("--connect-timeout", type=seconds, default=2.0, metavar="SEC", help="to an engine (%(default)s)")
+    parser.add_argument("--silence-timeout", type=seconds, default=600.0, metavar="SEC", help="between two reads (%(default)s)")
     parser.add_argument("--view-log", type=Path, metavar="FILE", help="append each applied change as a JSON line")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: AUTOTOMY_CONFIG)")
     return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port (0..65535)")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds (0 < SEC <= 86400)")
-    return value
 
 
 def _new_life(view_log: Path | None) -> tuple[CoordinatorState, CollectorRegistry]:

@@ -15,6 +15,7 @@ from temporalio.worker import Worker
 from activities.peer import new_http_client
 from domain.config import config_warnings
 from domain.errors import Refused
+from service.arguments import port
 from service.http import bind, serve_socket
 from service.process import run_process
 from service.settings import load_settings
@@ -42,16 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: AUTOTOMY_CONFIG)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the two listeners (%(default)s)")
-    parser.add_argument("--health-port", type=_port, metavar="PORT", help="/liveness and /readiness (default: none)")
-    parser.add_argument("--metrics-port", type=_port, metavar="PORT", help="Temporal's Prometheus figures (default: none)")
+    parser.add_argument("--health-port", type=port, metavar="PORT", help="/liveness and /readiness (default: none)")
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="Temporal's Prometheus figures (default: none)")
     parser.add_argument("--build-id", metavar="ID", help="version of this worker; it gets tasks once that is current (none)")
     return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port (0..65535)")
-    return int(text)
 
 
 async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
