@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from domain.errors import Refused
+from drills.pod_restart import PodVictim, find_pod_cell
 from drills.registry import find
 from drills.restart import find_cell, find_unknown
 from drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
@@ -58,6 +59,8 @@ def must_be_there(name: str) -> None:
     elif cell := CELL.fullmatch(name):
         if cell["how"] == "cell":
             find_unknown(cell["what"])
+        elif cell["what"] in set(PodVictim):
+            find_pod_cell(cell["what"], cell["point"] or "")
         else:
             find_cell(cell["what"], cell["point"] or "")
     elif name != SUPERVISOR_TABLE:
