@@ -28,6 +28,8 @@ def test_shaped_spreads_ranks_evenly() -> None:
         ({"pods": ((0,), ())}, "at least one rank"),
         ({"pod_ips": ("127.0.0.2",)}, "1 addresses for 2 Pods"),
         ({"workers": 0}, "worker"),
+        ({"registers": True}, "are instance 1"),
+        ({"registers": True, "instance_id": 1, "pods": ((0,), (1, 2))}, "equally many ranks each"),
         ({"fault_tolerance_config": {"software_collection_timeout_secs": 3}}, "software_collection_timeout_secs"),
         ({"fault_tolerance_config": {"heartbeat_timeout_sec": 0.5}}, "must exceed"),
     ],
