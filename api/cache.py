@@ -25,7 +25,7 @@ DECLARATIONS_FRESH_SEC: Final = 5.0
 RECORD_FRESH_SEC: Final = 1.0
 RECORD_USABLE_SEC: Final = 60.0
 _MISS_PAUSE_SEC: Final = 0.2
-"""Unknown ids are asked for at most so often."""
+"""Unknown ids are asked for at most so often; whoever asks meanwhile waits for it."""
 
 
 class _Kept(Generic[T]):
@@ -36,6 +36,8 @@ class _Kept(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
         self.value: T | None = None
         self.at = float("-inf")
+        self.asked_at = float("-inf")
+        """When the question was put that the value answers: what happened later it may not know."""
 
     @property
     def age_sec(self) -> float:
@@ -49,8 +51,9 @@ class _Kept(Generic[T]):
         return await asyncio.shield(self._asking)
 
     async def _renew(self) -> T:
+        asked_at = time.monotonic()
         self.value = await self._ask()
-        self.at = time.monotonic()
+        self.at, self.asked_at = time.monotonic(), asked_at
         return self.value
 
 
@@ -71,13 +74,23 @@ class Instances:
     async def find(self, instance_id: int) -> Topology | None:
         """The declared topology, or None for an unknown instance. Raises HttpError 503 when nobody can be asked."""
         known = self._known(instance_id)
-        if known is None and self._view.age_sec > _MISS_PAUSE_SEC:
-            await self._view.renewed()
-        elif known is not None and self._view.age_sec > DECLARATIONS_FRESH_SEC:
+        if known is None:
+            return await self._missed(instance_id)
+        if self._view.age_sec > DECLARATIONS_FRESH_SEC:
             try:
                 await self._view.renewed()
             except HttpError:
                 return known
+        return self._known(instance_id)
+
+    async def _missed(self, instance_id: int) -> Topology | None:
+        """An instance that is not there is unknown only by an answer to a question that was put after it was asked for: its
+        Pods may report the moment it was assembled, and take an "unknown" for the last word."""
+        missed_at = time.monotonic()
+        while self._known(instance_id) is None and self._view.asked_at < missed_at:
+            await asyncio.sleep(max(0.0, self._view.at + _MISS_PAUSE_SEC - time.monotonic()))
+            if self._view.asked_at < missed_at:
+                await self._view.renewed()
         return self._known(instance_id)
 
     async def all(self) -> tuple[RegisteredInstance, ...]:
