@@ -1,5 +1,7 @@
 """The fence rules as a table: who may guard, apply and finalize (contracts §2)."""
 
+import time
+
 import pytest
 
 from domain.engine import Instruction
@@ -10,7 +12,7 @@ from domain.messages.node_manager import (
     GuardRequest,
     NodeManagerReason,
 )
-from node_manager.boot_clock import BootTime
+from node_manager.boot_clock import BootTime, boot_time
 from node_manager.fence import (
     ACCEPTED,
     ApplyBody,
@@ -128,6 +130,16 @@ def test_between_apply_and_verdict_the_guard_outlives_its_lease_as_long_as_the_e
 def test_a_lease_of_another_boot_is_over() -> None:
     held = ledger(guard("A", until=50, applied=10))
     assert isinstance(decide_guard(guard_request("B"), held, at(11, boot="boot-b")), Granted)
+
+
+@pytest.mark.parametrize("step_sec", [3600.0, -3600.0])
+def test_a_wall_clock_that_is_stepped_moves_no_lease(step_sec: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D 15, on a NodeManager."""
+    granted_at, wall = boot_time(), time.time
+    held = Guard(request_id="A", generation=5, expires_at=BootTime(boot=granted_at.boot, sec=granted_at.sec + 85.0))
+    monkeypatch.setattr(time, "time", lambda: wall() + step_sec)
+    assert 0 < held.remaining_sec(boot_time()) <= 85.0
+    assert reason(decide_guard(guard_request("B"), ledger(held), boot_time())) is NodeManagerReason.GUARD_HELD
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))

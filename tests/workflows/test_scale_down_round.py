@@ -105,6 +105,23 @@ async def test_a_node_manager_that_says_no_ends_the_round(
         assert all(len(pod.applied) <= 1 for pod in world.instance.pods)
 
 
+async def test_a_node_manager_that_stays_away_past_the_apply_deadline_ends_the_round_and_nobody_is_called_again(
+    temporal_client: Client,
+) -> None:
+    """D 11: it has heard the command and never answers; the other one has accepted."""
+    async with strategy_world(temporal_client) as world:
+        world.instance.kill(1)
+        accepted, away = world.instance.pod_of(0), world.instance.pod_of(2)
+        away.script("apply", *[hang(30.0)] * 10)
+        order = world.instance.order(1)
+        report = await world.run_round(order)
+        assert (report.outcome, report.reason) == (RoundOutcome.FAILED, RoundReason.APPLY_UNKNOWN), report.detail
+        assert str(away.address) in report.detail
+        assert len(accepted.bodies("apply")) == 1
+        assert {body["request_id"] for body in away.bodies("apply")} == {order.request_id}
+        assert accepted.verdicts[order.request_id] is False
+
+
 async def test_engines_that_fail_to_recover_end_the_round_without_a_second_apply(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         world.instance.kill(1)
