@@ -19,7 +19,15 @@ from activities.peer import refusal
 from activities.sight import sweep_with_incarnations
 from domain.errors import AutotomyError, Transient
 from domain.messages.fault_manager import FreshLookCall, FreshLookResult, PaceCall, WakeCall, WakeResult
-from domain.messages.node_manager import FinalizeRequest, GuardReply, GuardRequest, PaceRequest, ProbeRequest, StopRequest
+from domain.messages.node_manager import (
+    FinalizeRequest,
+    GuardReply,
+    GuardRequest,
+    PaceRequest,
+    ProbeReply,
+    ProbeRequest,
+    StopRequest,
+)
 from domain.messages.round import (
     ApplyCall,
     ApplyResult,
@@ -133,11 +141,7 @@ class NodeManagerActivities:
                 if not isinstance(answer, Transient):
                     return failed
             else:
-                failed = {
-                    rank: "missing in the reply" if result is None else _no_completion(result.http, result.detail)
-                    for rank in failed
-                    if (result := answer.engines.get(str(rank))) is None or not result.ok
-                }
+                failed = _without_completion(tuple(failed), answer)
             left = run.left(call.deadline_at)
             if not failed or left <= 0:
                 return failed
@@ -227,12 +231,7 @@ class NodeManagerActivities:
         answer = await settled(self._client(group.manager).probe(request, timeout_sec))
         if isinstance(answer, AutotomyError):
             return dict.fromkeys(group.ranks, f"{answer.reason}: {answer.message}")
-        told = {rank: answer.engines.get(str(rank)) for rank in group.ranks}
-        return {
-            rank: "missing in the reply" if result is None else _no_completion(result.http, result.detail)
-            for rank, result in told.items()
-            if result is None or not result.ok
-        }
+        return _without_completion(group.ranks, answer)
 
 
 def _guard_request(call: GuardCall) -> GuardRequest:
@@ -248,6 +247,15 @@ def _finalize_request(call: FinalizeCall, manager: NodeManagerAddress) -> Finali
         dead_committed=call.dead_committed if call.commit else None,
         generation=call.generation,
     )
+
+
+def _without_completion(ranks: tuple[int, ...], answer: ProbeReply) -> dict[int, str]:
+    """Those of the ranks that gave no completion, and why."""
+    return {
+        rank: "missing in the reply" if result is None else _no_completion(result.http, result.detail)
+        for rank in ranks
+        if (result := answer.engines.get(str(rank))) is None or not result.ok
+    }
 
 
 def _no_completion(http: int | None, detail: str | None) -> str:

@@ -129,13 +129,29 @@ class StopAsked(Strict):
     given_up_at: float | None = None
 
 
-class DrillReport(Strict):
-    """`report.json`."""
+class Report(Strict):
+    """What every `report.json` begins with, and what it comes down to."""
 
     drill: str
     summary: str
     passed: bool
     could_run: bool = True
+
+    @property
+    def exit_code(self) -> Literal[0, 1, 2]:
+        """0 passed, 1 failed, 2 could not run."""
+        if not self.could_run:
+            return 2
+        return 0 if self.passed else 1
+
+    def last_line(self) -> str:
+        """The one line of JSON that `--json` prints last."""
+        return self.model_dump_json(include={"drill", "passed", "checks", "figures", "bundle"})
+
+
+class DrillReport(Report):
+    """`report.json` of a drill."""
+
     failure: str | None = None
     """Why the drill could not be run to its end; None where it was."""
 
@@ -152,14 +168,3 @@ class DrillReport(Strict):
     took_sec: float = 0.0
     run_id: str = ""
     bundle: str = ""
-
-    @property
-    def exit_code(self) -> Literal[0, 1, 2]:
-        """0 passed, 1 failed, 2 could not run."""
-        if not self.could_run:
-            return 2
-        return 0 if self.passed else 1
-
-    def last_line(self) -> str:
-        """The one line of JSON that `--json` prints last."""
-        return self.model_dump_json(include={"drill", "passed", "checks", "figures", "bundle"})

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from domain.model import Strict
 from drills.engine_log import EngineLine
 from drills.lanes import Change, spans
-from drills.outcome import Check
+from drills.outcome import Check, Report
 from drills.picture import Lane, Picture, Tick, write_picture
 from drills.report import table
 from drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, Column, Published
@@ -40,28 +40,15 @@ class TableFigures(Strict):
     non_default_timers: dict[str, float]
 
 
-class TableReport(Strict):
-    """`report.json`."""
+class TableReport(Report):
+    """`report.json` of the table."""
 
     drill: str = NAME
     summary: str = SUMMARY
-    passed: bool
-    could_run: bool = True
     checks: tuple[Check, ...]
     figures: TableFigures
     took_sec: float
     bundle: str
-
-    @property
-    def exit_code(self) -> Literal[0, 1, 2]:
-        """0 passed, 1 failed, 2 could not run."""
-        if not self.could_run:
-            return 2
-        return 0 if self.passed else 1
-
-    def last_line(self) -> str:
-        """The one line of JSON that `--json` prints last."""
-        return self.model_dump_json(include={"drill", "passed", "checks", "figures", "bundle"})
 
 
 def table_text(figures: TableFigures) -> str:

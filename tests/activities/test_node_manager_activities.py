@@ -16,6 +16,9 @@ from tests.eventually import eventually
 
 REQUEST_ID = "scale-down-1"
 
+PEER_TIMEOUT_SEC = 2.0
+"""Short, and no matter to a busy machine."""
+
 
 def guard_call(instance: FakeInstance, *, absent_ok: tuple[int, ...] = (), within_sec: float = 1.0) -> GuardCall:
     may = tuple(instance.pods[index].address for index in absent_ok)
@@ -25,7 +28,7 @@ def guard_call(instance: FakeInstance, *, absent_ok: tuple[int, ...] = (), withi
         lease_sec=15.0,
         must=tuple(pod.address for pod in instance.pods if pod.address not in may),
         may_be_absent=may,
-        request_timeout_sec=0.5,
+        request_timeout_sec=PEER_TIMEOUT_SEC,
         deadline_at=within(within_sec),
     )
 
@@ -43,7 +46,7 @@ def apply_call(instance: FakeInstance, *, within_sec: float = 1.0, **fields: Any
         "master_rank": 0,
         "apply_margin_sec": 4.0,
         "lease_sec": 15.0,
-        "request_timeout_sec": 0.5,
+        "request_timeout_sec": PEER_TIMEOUT_SEC,
         "deadline_at": within(within_sec),
     }
     return ApplyCall(**{**base, **fields})
@@ -84,7 +87,7 @@ async def test_guard_goes_on_without_a_pod_that_holds_only_dead_ranks(mute: bool
         result = await run(activities.guard, guard_call(instance, absent_ok=(1,), within_sec=10.0))
         assert result.absent == (instance.pods[1].address,)
         assert result.refusals == result.unreachable == ()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8  # not until the deadline
 
 
 async def test_a_refusal_of_a_dead_only_pod_counts() -> None:
@@ -205,7 +208,7 @@ def finalize_call(instance: FakeInstance, *, commit: bool = True, once: bool = F
         retired=(Question(manager=managers[0], ranks=(1,)),),
         dead_committed=(1,),
         once=managers if once else (),
-        request_timeout_sec=0.5,
+        request_timeout_sec=PEER_TIMEOUT_SEC,
         deadline_at=within(10.0 if once else 0.5),
     )
 
@@ -249,7 +252,7 @@ async def test_a_node_manager_that_missed_the_guard_gets_one_try() -> None:
 
 def verify_call(instance: FakeInstance, within_sec: float) -> VerifyCall:
     groups = tuple(Question(manager=pod.address, ranks=pod.ranks) for pod in instance.pods)
-    return VerifyCall(groups=groups, request_timeout_sec=0.5, deadline_at=within(within_sec))
+    return VerifyCall(groups=groups, request_timeout_sec=PEER_TIMEOUT_SEC, deadline_at=within(within_sec))
 
 
 async def test_verify_asks_again_only_those_without_a_completion() -> None:
@@ -261,7 +264,7 @@ async def test_verify_asks_again_only_those_without_a_completion() -> None:
         result = await asyncio.wait_for(verifying, 10)
         assert (result.ok, result.failed) == ((0, 1, 2, 3), {})
         assert instance.pods[1].bodies("probe")[-1]["endpoint_ids"] == [3]
-        assert instance.pods[0].bodies("probe")[0]["timeout_sec"] < 0.5
+        assert instance.pods[0].bodies("probe")[0]["timeout_sec"] < PEER_TIMEOUT_SEC
 
 
 async def test_verify_tells_why_a_rank_gave_no_completion() -> None:
@@ -276,8 +279,8 @@ async def test_best_effort_calls_never_fail() -> None:
         await instance.pods[0].vanish()
         instance.pods[1].script("stop", refuse("OLD_GENERATION"))
         managers = tuple(pod.address for pod in instance.pods)
-        await run(activities.stop_pods, StopPodsCall(managers=managers, generation=3, request_timeout_sec=0.5))
-        await run(activities.pace, PaceCall(managers=managers, poll_interval_sec=0.25, request_timeout_sec=0.5))
+        await run(activities.stop_pods, StopPodsCall(managers=managers, generation=3, request_timeout_sec=PEER_TIMEOUT_SEC))
+        await run(activities.pace, PaceCall(managers=managers, poll_interval_sec=0.25, request_timeout_sec=PEER_TIMEOUT_SEC))
         assert instance.pods[1].bodies("pace") == [{"poll_interval_sec": 0.25}]
 
 
@@ -303,7 +306,7 @@ async def test_a_fresh_look_tells_what_it_saw_and_what_it_could_not_see() -> Non
     async with fake_instance() as instance, node_manager_activities() as activities:
         await instance.pods[0].vanish()
         questions = tuple(Question(manager=pod.address, ranks=pod.ranks) for pod in instance.pods)
-        result = await run(activities.fresh_look, FreshLookCall(questions=questions, request_timeout_sec=0.5))
+        result = await run(activities.fresh_look, FreshLookCall(questions=questions, request_timeout_sec=PEER_TIMEOUT_SEC))
         assert result.looked.keys() == {2, 3}
         assert result.unreadable.keys() == {0, 1}
         pod = instance.pods[1]
