@@ -1,4 +1,4 @@
-"""A whole Pod restarts in the middle of a round: the words, the cells, and how each must end (acceptance C, issue of the Pods).
+"""A whole Pod restarts in the middle of a round: the words, the cells, and how each must end (acceptance C).
 
 `drills.restart` kills processes of ours and leaves the engines alone. Here the Pod goes as a container goes: its
 NodeManager and every engine in it are killed in the same moment, and two seconds later it is there again at its address,
