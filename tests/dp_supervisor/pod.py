@@ -14,7 +14,7 @@ import httpx
 
 from stack.ports import PortLease
 from stack.processes import RUN_ID_VARIABLE, carriers, sweep
-from tests.simulator.ranks import until
+from tests.eventually import eventually
 
 SWEEP_SEC = 0.1
 THRESHOLD = 3
@@ -52,7 +52,7 @@ class Pod:
             assert self.process.returncode is None, self.log
             return await self.answer("/ready") == 200
 
-        await until(is_ready, 60)
+        await eventually(is_ready, within_sec=60)
 
     async def answer(self, path: str) -> int | None:
         """The HTTP status of a probe; None where nobody listens."""

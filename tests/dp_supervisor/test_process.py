@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from tests.dp_supervisor.pod import Pod, pod_running
-from tests.simulator.ranks import until
+from tests.eventually import eventually
 
 FT = ("--enable-fault-tolerance",)
 GIVES_UP_SEC = "4"
@@ -22,7 +22,7 @@ async def lose_a_worker(pod: Pod, rank: int) -> None:
         looks = {state["rank"]: state["look"] for state in (await pod.status())["ranks"]}
         return all(looks[other] == "recovering" for other in survivors) and looks[rank] == "dead"
 
-    await until(all_unhealthy, 30)
+    await eventually(all_unhealthy, within_sec=30)
 
 
 async def test_a_group_that_recovers_in_place_is_kept_and_its_readiness_tells_the_truth(tmp_path: Path) -> None:
@@ -33,11 +33,11 @@ async def test_a_group_that_recovers_in_place_is_kept_and_its_readiness_tells_th
         assert [await pod.answer(path) for path in ("/ready", "/readyz", "/health")] == [503, 503, 200]
 
         await pod.scale_down([1], survivors=[0, 2])
-        await until(lambda: is_answer(pod, "/ready", 200), 30)
+        await eventually(lambda: is_answer(pod, "/ready", 200), within_sec=30)
 
-        await until(lambda: bool(pod.engine_log(1, "exit")), 30)
+        await eventually(lambda: bool(pod.engine_log(1, "exit")), within_sec=30)
         assert pod.engine_log(1, "exit")[0]["reason"].startswith("not recovered within")
-        await until(lambda: is_removed(pod, [1]), 30)
+        await eventually(lambda: is_removed(pod, [1]), within_sec=30)
         assert [await pod.answer(path) for path in ("/ready", "/readyz", "/health")] == [200, 200, 200]
         assert pod.process is not None
         pod.process.terminate()
@@ -52,7 +52,7 @@ async def test_stock_rules_stop_a_recovered_group_when_the_victims_server_exits(
     async with pod_running(tmp_path, 3, rules=patient, engine=engine) as pod:
         pod.kill_worker(1)
         await asyncio.gather(pod.request(0), pod.request(2))
-        await until(lambda: all(pod.engine_log(rank, "fault_noticed") for rank in (0, 2)), 30)
+        await eventually(lambda: all(pod.engine_log(rank, "fault_noticed") for rank in (0, 2)), within_sec=30)
         assert await pod.answer("/ready") == 200, "stock readiness does not see that the group is halted"
         await pod.scale_down([1], survivors=[0, 2])
         assert await pod.exit_code() == 1
@@ -73,7 +73,7 @@ async def test_everything_stops_once_no_rank_serves_or_recovers(tmp_path: Path) 
 async def test_a_status_that_cannot_be_read_is_a_failed_look_and_removes_nobody(tmp_path: Path) -> None:
     async with pod_running(tmp_path, 2, rules=FT, engine=("--engine-recovery-timeout-sec", "60")) as pod:
         await pod.http.post(f"{pod.url(1)}/simulator/misbehave", json={"knobs": "garbage-json"})
-        await until(lambda: is_look(pod, 1, "wrong"), 30)
+        await eventually(lambda: is_look(pod, 1, "wrong"), within_sec=30)
         assert await pod.answer("/ready") == 200
         assert (await pod.status())["standing"]["removed"] == []
         await pod.http.post(f"{pod.url(0)}/simulator/misbehave", json={"knobs": "status-500"})
@@ -87,10 +87,10 @@ async def test_stock_rules_bear_a_mute_server_for_less_than_the_threshold(tmp_pa
     async with pod_running(tmp_path, 2, rules=timing) as pod:
         server = (await pod.status())["ranks"][1]["pid"]
         os.kill(server, signal.SIGSTOP)
-        await until(lambda: is_look(pod, 1, "silent"), 30)
+        await eventually(lambda: is_look(pod, 1, "silent"), within_sec=30)
         assert await pod.answer("/health") == 200
         os.kill(server, signal.SIGCONT)
-        await until(lambda: is_look(pod, 1, "healthy"), 30)
+        await eventually(lambda: is_look(pod, 1, "healthy"), within_sec=30)
         os.kill(server, signal.SIGSTOP)
         assert await pod.exit_code() == 1
         assert "reason=NO_ANSWER" in pod.log
@@ -107,7 +107,7 @@ async def test_a_server_that_cannot_start_ends_all(tmp_path: Path) -> None:
 
 async def test_probes_open_when_all_are_ready_and_sigterm_before_is_clean(tmp_path: Path) -> None:
     async with pod_running(tmp_path, 2, rules=FT, engine=("--startup-sec", "60"), ready=False) as pod:
-        await until(lambda: all(pod.engine_log(rank, "start") for rank in range(2)), 30)
+        await eventually(lambda: all(pod.engine_log(rank, "start") for rank in range(2)), within_sec=30)
         assert await pod.answer("/health") is None
         assert pod.process is not None
         pod.process.terminate()

@@ -1,13 +1,12 @@
 """Process trees with real processes: the gate, the first loss, adoption, and an end that leaves nothing."""
 
-import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from engine.identity import ProcessIdentity, boot_id, open_pidfd, process_table, read_stat
 from engine.process import Loss, MemberRole, ProcessTree
+from tests.eventually import eventually
 
 ENGINE = """
 import signal, subprocess, sys, time
@@ -23,14 +23,6 @@ print("worker", worker.pid, flush=True)
 {behaviour}
 time.sleep(60)
 """
-
-
-async def until(condition: Callable[[], object], limit_sec: float = 10.0) -> None:
-    """Polls until `condition` holds; fails after the limit."""
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        await asyncio.sleep(0.01)
 
 
 @dataclass
@@ -66,7 +58,7 @@ class Trees:
     async def launched_with_worker(self, behaviour: str = "") -> ProcessTree:
         tree = self.launch(behaviour=behaviour)
         tree.release()
-        await until(lambda: tree.rescan(process_table()))
+        await eventually(lambda: tree.rescan(process_table()))
         return tree
 
 
@@ -91,8 +83,8 @@ async def test_nothing_runs_before_release(trees: Trees) -> None:
     assert alive(tree.root)
     assert trees.log.read_text() == ""
     tree.release()
-    await until(lambda: trees.log.read_text() == "ran\n")
-    await until(lambda: trees.losses)
+    await eventually(lambda: trees.log.read_text() == "ran\n")
+    await eventually(lambda: trees.losses)
     assert trees.losses[0].exit_code == 0
 
 
@@ -100,7 +92,7 @@ async def test_a_gate_whose_keeper_dies_never_opens(trees: Trees) -> None:
     tree = trees.launch(argv=[sys.executable, "-c", "print('ran', flush=True)"])
     root = tree.root
     tree.close()
-    await until(lambda: not alive(root))
+    await eventually(lambda: not alive(root))
     assert trees.log.read_text() == ""
 
 
@@ -110,7 +102,7 @@ async def test_engine_has_its_own_session_and_worker_is_found(trees: Trees) -> N
     assert stat is not None
     assert stat.session == tree.root.pid
     (worker,) = tree.workers
-    await until(lambda: f"worker {worker.pid}" in trees.log.read_text())
+    await eventually(lambda: f"worker {worker.pid}" in trees.log.read_text())
     assert str(worker).startswith(boot_id())
 
 
@@ -118,7 +110,7 @@ async def test_engine_has_its_own_session_and_worker_is_found(trees: Trees) -> N
 async def test_killed_api_server_is_a_loss_with_its_signal(trees: Trees, number: signal.Signals, code: int) -> None:
     tree = await trees.launched_with_worker()
     os.kill(tree.root.pid, number)
-    await until(lambda: trees.losses)
+    await eventually(lambda: trees.losses)
     assert (trees.losses[0].role, trees.losses[0].exit_code) == (MemberRole.ENGINE, code)
     assert number.name in str(trees.losses[0])
 
@@ -128,7 +120,7 @@ async def test_killed_worker_is_a_loss_though_the_api_server_lives(trees: Trees)
     (worker,) = tree.workers
     began = time.monotonic()
     os.kill(worker.pid, signal.SIGKILL)
-    await until(lambda: trees.losses)
+    await eventually(lambda: trees.losses)
     assert time.monotonic() - began < 5.0
     assert (trees.losses[0].role, trees.losses[0].identity) == (MemberRole.WORKER, worker)
     assert tree.root_alive
@@ -137,17 +129,17 @@ async def test_killed_worker_is_a_loss_though_the_api_server_lives(trees: Trees)
 async def test_only_the_first_loss_is_told_and_the_end_of_the_root_apart_from_it(trees: Trees) -> None:
     tree = await trees.launched_with_worker()
     os.kill(tree.workers[0].pid, signal.SIGKILL)
-    await until(lambda: trees.losses)
+    await eventually(lambda: trees.losses)
     os.kill(tree.root.pid, signal.SIGKILL)
     assert trees.ended_roots == []
-    await until(lambda: trees.ended_roots == [tree.root])
+    await eventually(lambda: trees.ended_roots == [tree.root])
     await tree.terminate(0.0)
     assert [loss.role for loss in trees.losses] == [MemberRole.WORKER]
 
 
 async def test_termination_ends_the_whole_tree_also_what_ignores_sigterm(trees: Trees) -> None:
     tree = await trees.launched_with_worker("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)")
-    await until(lambda: "deaf" in trees.log.read_text())
+    await eventually(lambda: "deaf" in trees.log.read_text())
     members = (tree.root, *tree.workers)
     assert await tree.terminate(0.2)
     assert not any(alive(member) for member in members)
@@ -157,7 +149,7 @@ async def test_orphaned_workers_of_a_dead_api_server_are_ended(trees: Trees) -> 
     tree = await trees.launched_with_worker()
     (worker,) = tree.workers
     os.kill(tree.root.pid, signal.SIGKILL)
-    await until(lambda: trees.losses)
+    await eventually(lambda: trees.losses)
     assert alive(worker)
     assert await tree.terminate(1.0)
     assert not alive(worker)
@@ -168,7 +160,7 @@ async def test_a_fork_that_has_not_become_anybody_is_no_worker(trees: Trees) -> 
     forking = "import os, time\npid = os.fork()\ntime.sleep(60)"
     tree = trees.launch(argv=[sys.executable, "-c", forking, "autotomy-sim-worker"])
     tree.release()
-    await until(lambda: [s for s in process_table().values() if s.parent == tree.root.pid])
+    await eventually(lambda: [s for s in process_table().values() if s.parent == tree.root.pid])
     assert not tree.rescan(process_table())
 
 
@@ -182,7 +174,7 @@ async def foreign_engine(folder: Path) -> AsyncIterator[tuple[ProcessIdentity, P
     """An engine with one worker that an earlier life of the NodeManager started: not our child to wait for here."""
     engine = start_foreign_engine(folder / "foreign.log")
     try:
-        await until(lambda: (folder / "foreign.log").read_text().startswith("worker"))
+        await eventually(lambda: (folder / "foreign.log").read_text().startswith("worker"))
         worker = int((folder / "foreign.log").read_text().split()[1])
         yield ProcessIdentity.of(engine.pid), ProcessIdentity.of(worker)
     finally:
@@ -196,7 +188,7 @@ async def test_adopted_tree_tells_losses_and_ends_like_an_own_one(trees: Trees) 
         tree = trees.adopt(root, (worker,))
         assert tree.loss is None
         os.kill(worker.pid, signal.SIGKILL)
-        await until(lambda: trees.losses)
+        await eventually(lambda: trees.losses)
         assert trees.losses[0].role is MemberRole.WORKER
         assert await tree.terminate(1.0)
         assert not alive(root)
@@ -205,14 +197,14 @@ async def test_adopted_tree_tells_losses_and_ends_like_an_own_one(trees: Trees) 
 async def test_what_ended_before_adoption_is_a_loss_at_once(trees: Trees) -> None:
     async with foreign_engine(trees.folder) as (root, worker):
         os.kill(worker.pid, signal.SIGKILL)
-        await until(lambda: not alive(worker))
+        await eventually(lambda: not alive(worker))
         assert trees.adopt(root, (worker,)).loss is not None
 
 
 async def test_orphans_are_ended_after_adoption_too(trees: Trees) -> None:
     async with foreign_engine(trees.folder) as (root, worker):
         os.kill(root.pid, signal.SIGKILL)
-        await until(lambda: not alive(root))
+        await eventually(lambda: not alive(root))
         tree = trees.adopt(root, (worker,))
         assert tree.loss is not None
         assert alive(worker)

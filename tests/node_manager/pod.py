@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,10 @@ from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.node import NodeManager
 from service.http import bind, serve_socket
 from tests.engine.fake_engine import FakeEngine
+from tests.eventually import eventually
 from tests.node_manager.controller import FakeController
 
 LIMIT_SEC = 30.0
-
-
-async def until(condition: Callable[[], object], limit_sec: float = LIMIT_SEC, what: str = "it") -> None:
-    """Polls until `condition` holds; fails after the limit."""
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen in {limit_sec:g} s"
-        await asyncio.sleep(0.01)
 
 
 def alive(identity: str) -> bool:
@@ -105,7 +97,7 @@ class Pod:
                 for engine in engines
             )
 
-        await until(all_told, what="first reports")
+        await eventually(all_told, what="first reports")
         return {str(engine.rank): engine.incarnation for engine in self.node.engines.all()}
 
     async def guard(self, request_id: str = "A", generation: int = 1) -> httpx.Response:

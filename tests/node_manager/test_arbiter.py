@@ -8,8 +8,9 @@ from typing import Any
 from engine.identity import ProcessIdentity
 from node_manager.arbiter import Arbiter
 from tests.engine.fake_engine import FakeEngine
+from tests.eventually import eventually
 from tests.node_manager.controller import FakeController
-from tests.node_manager.pod import running_pod, until
+from tests.node_manager.pod import running_pod
 
 
 def test_grace_first_then_so_many_rounds_in_a_row() -> None:
@@ -36,12 +37,12 @@ async def test_a_pod_with_an_ended_engine_exits_once_no_guard_holds_it(
         identities = await pod.started(controller)
         assert (await pod.guard("A")).status_code == 200
         os.kill(ProcessIdentity.parse(identities["0"]).pid, signal.SIGKILL)
-        await until(controller.says(0, 1, "process_exit"), what="the end of engine 0")
+        await eventually(controller.says(0, 1, "process_exit"), what="the end of engine 0")
         journal = await pod.journal()
         assert journal["guard"]["live"]
         assert not pod.node.daemon.stopping, "guarded"
         await pod.finalize([], "A", commit=False)
-        await until(pod.node.daemon.exit_wanted.is_set, what="the Pod's own end")
+        await eventually(pod.node.daemon.exit_wanted.is_set, what="the Pod's own end")
 
 
 async def test_a_retired_engine_does_not_make_a_pod_broken(
@@ -55,7 +56,7 @@ async def test_a_retired_engine_does_not_make_a_pod_broken(
         os.kill(ProcessIdentity.parse(identities["0"]).pid, signal.SIGKILL)
         engine = pod.node.engines.get(0)
         assert engine is not None
-        await until(lambda: engine.loss is not None, what="the end of engine 0")
+        await eventually(lambda: engine.loss is not None, what="the end of engine 0")
         seen = len(controller.heartbeats)
-        await until(lambda: len(controller.heartbeats) > seen + 3, what="heartbeats after it")
+        await eventually(lambda: len(controller.heartbeats) > seen + 3, what="heartbeats after it")
         assert not pod.node.daemon.stopping

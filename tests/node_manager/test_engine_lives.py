@@ -12,9 +12,10 @@ from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
 from node_manager.journal import Journal
 from tests.engine.fake_engine import FakeEngine
+from tests.eventually import eventually
 from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, FakeController
-from tests.node_manager.pod import SLEEPER, Pod, alive, reason, running_pod, until
+from tests.node_manager.pod import SLEEPER, Pod, alive, reason, running_pod
 
 
 async def test_repeated_start_changes_nothing(pod: Pod, controller: FakeController) -> None:
@@ -73,7 +74,7 @@ async def test_stop_ends_engines_then_the_process_and_the_next_life_is_idle_but_
         assert ignored.json()["status"] == "ignored"
         stopping = await pod.post("stop", {"generation": 4, "incarnation": pod.node.incarnation})
         assert stopping.json()["status"] == "stopping"
-        await until(pod.node.daemon.exit_wanted.is_set)
+        await eventually(pod.node.daemon.exit_wanted.is_set)
         assert not any(alive(identity) for identity in engines.values())
         assert reason(await pod.post("start", pod.start_body(5))) == "STOPPING"
     told = sum(len(report.reports) for report in controller.reports)
@@ -99,7 +100,7 @@ async def test_engine_restart_makes_new_incarnations_unless_a_round_owns_the_pod
         last = [controller.last(rank) for rank in (0, 1)]
         return all(one and one.engine_status == HEALTHY and one.engine_incarnation not in old.values() for one in last)
 
-    await until(renewed)
+    await eventually(renewed)
     assert not any(alive(identity) for identity in old.values())
     assert (await pod.post("engine-restart", {"action": "abort"})).json()["status"] == "unchanged"
 
@@ -112,8 +113,8 @@ async def test_engine_restart_can_be_given_up_while_old_engines_are_being_stoppe
         old = await pod.started(controller)
         await pod.post("engine-restart", {"action": "restart"})
         assert (await pod.post("engine-restart", {"action": "abort"})).json()["status"] == "aborted"
-        await until(lambda: not any(alive(identity) for identity in old.values()))
-        await until(lambda: not pod.node.journal.engines)
+        await eventually(lambda: not any(alive(identity) for identity in old.values()))
+        await eventually(lambda: not pod.node.journal.engines)
         assert (await pod.http.get("/node-manager/status")).json() == {"status": False}
 
 
@@ -124,7 +125,7 @@ async def test_engine_that_is_not_ready_in_time_is_stopped_and_reported(
     spec = EngineSpec(command=SLEEPER, ready_timeout_sec=0.5, stop_grace_sec=0.5)
     async with running_pod(tmp_path, fakes, controller, engines=(spec,)) as pod:
         engines = (await pod.start())["engines"]
-        await until(controller.says(1, DEAD, "process_exit"))
+        await eventually(controller.says(1, DEAD, "process_exit"))
         assert (alive(engines["0"]), alive(engines["1"])) == (True, False)
 
 
@@ -165,12 +166,12 @@ async def test_status_is_strict_about_health_and_relaxed_about_processes(
     await pod.started(controller)
     assert await status() == (True, True)
     fakes[0].entry = {"status": "unhealthy"}
-    await until(controller.says(0, 2))
+    await eventually(controller.says(0, 2))
     assert await status() == (False, True)
     engine = pod.node.engines.get(1)
     assert engine is not None
     await engine.tree.terminate(1.0)
-    await until(lambda: engine.loss)
+    await eventually(lambda: engine.loss)
     assert await status() == (False, False)
     await pod.guard()
     assert await status() == (False, True)  # a guard freezes every judgement of the Pod
@@ -186,8 +187,8 @@ async def test_end_of_the_process_takes_engines_along_unless_told_otherwise(
     assert [alive(identity) for identity in engines.values()] == [left, left]
     before = len(controller.reports)
     async with running_pod(tmp_path, fakes, controller, port=port) as pod:
-        await until(controller.says(0, HEALTHY) if keep else controller.says(0, DEAD, "process_exit"))
-        await until(lambda: len({one.engine_id for r in controller.reports[before:] for one in r.reports}) == 2)
+        await eventually(controller.says(0, HEALTHY) if keep else controller.says(0, DEAD, "process_exit"))
+        await eventually(lambda: len({one.engine_id for r in controller.reports[before:] for one in r.reports}) == 2)
         assert {rank: engine["incarnation"] for rank, engine in (await pod.entries(0, 1)).items()} == engines
 
 
@@ -220,13 +221,13 @@ async def test_api_server_that_follows_its_worker_later_is_no_second_fault_and_l
         await pod.started(controller)
         engine = pod.node.engines.get(0)
         assert engine is not None
-        await until(lambda: len(engine.record.workers) == 2)
+        await eventually(lambda: len(engine.record.workers) == 2)
         first, second = engine.record.workers
         end_process(first)
-        await until(controller.says(0, DEAD, "process_exit"))
+        await eventually(controller.says(0, DEAD, "process_exit"))
         told = len(controller.told(0))
         end_process(engine.incarnation)
-        await until(lambda: not alive(second), what="the orphan ended")
+        await eventually(lambda: not alive(second), what="the orphan ended")
         assert len(controller.told(0)) == told
 
 
@@ -240,8 +241,8 @@ async def test_retired_engine_may_end_without_a_word(tmp_path: Path, controller:
         told = len(controller.told(1))
         assert engine.tree.root_alive  # it was left alone
         end_process(engine.incarnation)
-        await until(lambda: engine.loss)
-        await until(lambda: not any(alive(worker) for worker in engine.record.workers))
+        await eventually(lambda: engine.loss)
+        await eventually(lambda: not any(alive(worker) for worker in engine.record.workers))
         assert len(controller.told(1)) == told
         assert (await pod.entries(1))["1"]["status"] == "retired"
         assert (await pod.http.get("/node-manager/status")).json() == {"status": True}
@@ -258,8 +259,8 @@ async def test_a_stop_that_was_cut_short_is_finished_by_the_next_life(
     journal.close()
     told = len(controller.reports)
     async with running_pod(tmp_path, fakes, controller, port=port) as pod:
-        await until(lambda: not any(alive(identity) for identity in engines.values()))
-        await until(lambda: not pod.node.journal.engines)
+        await eventually(lambda: not any(alive(identity) for identity in engines.values()))
+        await eventually(lambda: not pod.node.journal.engines)
         assert len(controller.reports) == told
 
 
@@ -275,7 +276,7 @@ async def test_a_start_that_was_cut_short_is_finished_by_the_next_life(
     journal.close()
     async with running_pod(tmp_path, fakes, controller, port=port):
         for rank in (0, 1):
-            await until(controller.says(rank, HEALTHY))
+            await eventually(controller.says(rank, HEALTHY))
 
 
 def end_process(identity: str) -> None:

@@ -17,9 +17,10 @@ import yaml
 
 from domain.messages.node_manager import FT_PREFIX
 from engine.identity import ProcessIdentity, process_table
+from tests.eventually import eventually
 from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, UNHEALTHY, FakeController
-from tests.node_manager.pod import LIMIT_SEC, alive, reason, until
+from tests.node_manager.pod import LIMIT_SEC, alive, reason
 
 RANKS = (0, 1, 2)
 
@@ -120,7 +121,7 @@ class Installation:
             assert answer.status_code == 200, answer.text
             engines |= answer.json()["engines"]
         for rank in self.engine_ports:
-            await until(self.controller.says(rank, HEALTHY), what=f"rank {rank} healthy")
+            await eventually(self.controller.says(rank, HEALTHY), what=f"rank {rank} healthy")
         return engines
 
     async def traffic(self, rank: int) -> None:
@@ -164,10 +165,10 @@ async def test_a_whole_round_by_hand_with_a_restart_after_the_guard_and_one_afte
     engines = await two_pods.start()
     (worker,) = two_pods.workers_of(engines["1"])
     os.kill(worker, signal.SIGKILL)
-    await until(two_pods.controller.says(1, DEAD, "process_exit"))
+    await eventually(two_pods.controller.says(1, DEAD, "process_exit"))
     await two_pods.traffic(0)
     for rank in (0, 2):
-        await until(two_pods.controller.says(rank, UNHEALTHY), what=f"rank {rank} notices")
+        await eventually(two_pods.controller.says(rank, UNHEALTHY), what=f"rank {rank} notices")
 
     guard = {"request_id": "A", "lease_sec": 85.0, "generation": 2}
     for name in ("a", "b"):
@@ -188,7 +189,7 @@ async def test_a_whole_round_by_hand_with_a_restart_after_the_guard_and_one_afte
     for name, body in applies.items():
         assert (await two_pods.ft(name, "apply", body)).json()["status"] == "accepted"
     for rank in (0, 2):
-        await until(two_pods.controller.says(rank, HEALTHY), what=f"rank {rank} recovered")
+        await eventually(two_pods.controller.says(rank, HEALTHY), what=f"rank {rank} recovered")
     assert sorted(event["rank"] for event in two_pods.applies_logged()) == [0, 2]
 
     for name, retired in (("a", [1]), ("b", [])):
@@ -211,14 +212,14 @@ async def test_killed_node_manager_leaves_its_engines_and_its_next_life_reports_
     assert last is not None
     os.kill(ProcessIdentity.parse(engines["1"]).pid, signal.SIGKILL)
     await two_pods.launch("a")
-    await until(two_pods.controller.says(1, DEAD, "process_exit"))
-    await until(lambda: two_pods.controller.last(0) != last)
+    await eventually(two_pods.controller.says(1, DEAD, "process_exit"))
+    await eventually(lambda: two_pods.controller.last(0) != last)
     again = two_pods.controller.last(0)
     assert again is not None
     assert (again.engine_incarnation, again.engine_status) == (engines["0"], HEALTHY)
     assert again.sequence > last.sequence
     assert (await two_pods.entries("a"))["1"]["process"] == "exited"
-    await until(lambda: not two_pods.workers_of(engines["1"]), what="orphaned worker ended")
+    await eventually(lambda: not two_pods.workers_of(engines["1"]), what="orphaned worker ended")
 
 
 async def test_journal_that_is_garbage_in_the_next_life_refuses_commands_says_so_and_leaves_the_engines(

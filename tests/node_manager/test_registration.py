@@ -11,8 +11,9 @@ import pytest
 from domain.errors import ConfigError
 from node_manager.config import NodeManagerConfig, RegistrationSpec, load_config
 from tests.engine.fake_engine import FakeEngine
+from tests.eventually import eventually
 from tests.node_manager.controller import HEALTHY, FakeController, controller_serving
-from tests.node_manager.pod import reason, running_pod, until
+from tests.node_manager.pod import reason, running_pod
 
 SPEC = {"job_name": "job", "model_name": "model", "nnodes": 2, "parallel_config": {"dp_size": 4}}
 
@@ -26,14 +27,14 @@ async def test_it_asks_until_it_is_answered_says_who_it_is_and_heartbeats_once_s
 ) -> None:
     controller.register_codes = [503, 503]
     async with running_pod(tmp_path, fakes, controller, registration=spec(node_rank=0), node_name="n1") as pod:
-        await until(lambda: len(controller.registrations) >= 3, what="a third attempt")
+        await eventually(lambda: len(controller.registrations) >= 3, what="a third attempt")
         said = controller.registrations[0]
         assert (said.job_name, said.node_rank, said.ranks, said.business_ports) == ("job", 0, (0, 1), (10000, 10001))
         assert (said.nm_port, said.node_name, said.known_generation) == (pod.node.config.port, "n1", 0)
         assert said.incarnation == pod.node.incarnation
         assert controller.heartbeats == []
         await pod.started(controller)
-        await until(lambda: controller.heartbeats, what="heartbeats")
+        await eventually(lambda: controller.heartbeats, what="heartbeats")
 
 
 async def test_a_controller_that_forgot_the_instance_is_told_again_with_what_is_known(
@@ -42,7 +43,7 @@ async def test_a_controller_that_forgot_the_instance_is_told_again_with_what_is_
     async with running_pod(tmp_path, fakes, controller, registration=spec()) as pod:
         await pod.started(controller, generation=4)
         known = len(controller.registrations)
-        await until(lambda: len(controller.registrations) > known, what="a registration after the 503")
+        await eventually(lambda: len(controller.registrations) > known, what="a registration after the 503")
         said = controller.registrations[-1]
         assert (said.known_generation, said.known_instance_id) == (4, 7)
 
@@ -55,7 +56,7 @@ async def test_ranks_that_were_committed_meanwhile_are_learnt_from_the_answer(
         port = pod.node.config.port
     controller.register_reply = {"generation": 5, "dead_committed": [1], "hold": True, "hold_reason": "GROUP_LIVES"}
     async with running_pod(tmp_path, fakes, controller, port=port, registration=spec()) as pod:
-        await until(lambda: pod.node.engines.is_retired(1), what="rank 1 retired")
+        await eventually(lambda: pod.node.engines.is_retired(1), what="rank 1 retired")
         assert controller.registrations[-1].known_generation == 3
         assert (await pod.journal())["retired_ranks"] == [1]
 
@@ -63,7 +64,7 @@ async def test_ranks_that_were_committed_meanwhile_are_learnt_from_the_answer(
 async def test_hold_starts_nothing_and_stops_nothing(tmp_path: Path, controller: FakeController, fakes: list[FakeEngine]) -> None:
     controller.register_reply = {"generation": 5, "hold": True, "hold_reason": "GROUP_LIVES"}
     async with running_pod(tmp_path, fakes, controller, registration=spec()) as pod:
-        await until(lambda: controller.registrations, what="a registration")
+        await eventually(lambda: controller.registrations, what="a registration")
         assert pod.node.engines.all() == ()
         assert (await pod.http.get("/liveness")).json()["instance_id"] is None
         await pod.started(controller, generation=6)
@@ -80,7 +81,7 @@ async def test_a_pod_with_only_a_headless_endpoint_is_guarded_and_finalized_and_
         assert (await pod.guard("A")).status_code == 200
         assert (await pod.finalize([], "A")).json()["status"] == "committed"
         assert reason(await pod.ft("status", {"endpoint_ids": [0]})) == "UNMANAGED_ENDPOINT"
-        await until(lambda: controller.heartbeats, what="heartbeats")
+        await eventually(lambda: controller.heartbeats, what="heartbeats")
         assert controller.heartbeats[-1].endpoints == {}
 
 
@@ -95,12 +96,12 @@ async def test_prestop_keeps_reports_back_until_the_pod_stays_after_all(
         fakes[0].entry = {"status": "unhealthy"}
         engine = pod.node.engines.get(0)
         assert engine is not None
-        await until(lambda: engine.seen is not None and engine.seen.status == "unhealthy", what="the look")
+        await eventually(lambda: engine.seen is not None and engine.seen.status == "unhealthy", what="the look")
         beats = len(controller.heartbeats)
-        await until(lambda: len(controller.heartbeats) > beats + 1, what="heartbeats go on")
+        await eventually(lambda: len(controller.heartbeats) > beats + 1, what="heartbeats go on")
         assert len(controller.reports) == before
         assert (await pod.post("resume", {})).json()["status"] == "running"
-        await until(controller.says(0, 2), what="the report that waited")
+        await eventually(controller.says(0, 2), what="the report that waited")
         assert (await pod.http.get("/readiness")).status_code == 200
 
 
@@ -175,8 +176,8 @@ async def test_off_means_off_request_by_request(tmp_path: Path, fakes: list[Fake
             assert answers[0] == answers[1]
             for told in (controller, other):
                 for rank in (0, 1):
-                    await until(partial(told.last, rank), what="reports")
-                await until(partial(len, told.heartbeats), what="heartbeats")
+                    await eventually(partial(told.last, rank), what="reports")
+                await eventually(partial(len, told.heartbeats), what="heartbeats")
             for rank in (0, 1):
                 mine, theirs = controller.last(rank), other.last(rank)
                 assert mine is not None

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from tests.engine.fake_engine import FakeEngine, serving
+from tests.eventually import eventually
 from tests.node_manager.controller import FakeController
-from tests.node_manager.pod import Pod, alive, reason, running_pod, until
+from tests.node_manager.pod import Pod, alive, reason, running_pod
 
 FT_COMMANDS = ["status", "guard", "apply", "finalize", "probe", "pace"]
 
@@ -45,7 +46,7 @@ async def test_a_retired_rank_is_never_admitted_again(pod: Pod, controller: Fake
     await pod.finalize([1])
     told = len(controller.told(1))
     fakes[1].entry = {"status": "dead"}
-    await until(lambda: controller.heartbeats and controller.heartbeats[-1].endpoints == {"0": "normal"})
+    await eventually(lambda: controller.heartbeats and controller.heartbeats[-1].endpoints == {"0": "normal"})
     fakes[1].entry = {"status": "healthy"}
     asked = fakes[1].statuses_asked
     entries = await pod.entries(0, 1)
@@ -104,7 +105,7 @@ async def test_engine_whose_process_ended_is_not_applied(tmp_path: Path, control
         engine = pod.node.engines.get(0)
         assert engine is not None
         await engine.tree.terminate(1.0)
-        await until(lambda: engine.loss)
+        await eventually(lambda: engine.loss)
         await pod.guard()
         refused = await pod.apply([0], [1])
         assert reason(refused) == "ENGINE_REFUSED"
@@ -223,4 +224,4 @@ async def test_a_stopped_nodemanager_belongs_to_whoever_starts_it_next(pod: Pod,
     assert (await pod.post("engine-restart", {"action": "stop", "generation": 2, "instance_id": 7})).status_code == 200
     assert (await pod.start(generation=3, instance_id=78))["status"] == "started"
     assert (await pod.journal())["instance_id"] == 78
-    await until(lambda: not any(alive(engine) for engine in engines.values()))
+    await eventually(lambda: not any(alive(engine) for engine in engines.values()))

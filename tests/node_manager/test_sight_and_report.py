@@ -13,9 +13,10 @@ from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
 from node_manager.managed_engine import ManagedEngine
 from tests.engine.fake_engine import FakeEngine, serving
+from tests.eventually import eventually
 from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, UNHEALTHY, FakeController, controller_serving
-from tests.node_manager.pod import Pod, alive, reason, running_pod, until
+from tests.node_manager.pod import Pod, alive, reason, running_pod
 
 
 def kill(identity: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -50,9 +51,9 @@ async def test_changes_of_one_poll_leave_as_one_report_and_nothing_is_repeated(
     fakes[0].entry = {"status": "unhealthy", "fault_info": "RuntimeError", "mask": [0, 1]}
     fakes[1].entry = {"status": "dead"}
     await pod.ft("pace", {"poll_interval_sec": 0.05})
-    await until(controller.says(1, DEAD))
+    await eventually(controller.says(1, DEAD))
     asked = fakes[0].statuses_asked
-    await until(lambda: fakes[0].statuses_asked > asked + 3)
+    await eventually(lambda: fakes[0].statuses_asked > asked + 3)
     (report,) = controller.reports[before:]
     assert [one.engine_id for one in report.reports] == [0, 1]
     assert [one.engine_status for one in report.reports] == [UNHEALTHY, DEAD]
@@ -64,7 +65,7 @@ async def test_a_new_episode_is_reported_again(pod: Pod, controller: FakeControl
     await pod.started(controller)
     for status, number in (("unhealthy", UNHEALTHY), ("healthy", HEALTHY), ("unhealthy", UNHEALTHY)):
         fakes[0].entry = {"status": status}
-        await until(controller.says(0, number))
+        await eventually(controller.says(0, number))
     assert [one.engine_status for one in controller.told(0)] == [HEALTHY, UNHEALTHY, HEALTHY, UNHEALTHY]
     sequences = [one.sequence for one in controller.told(0)]
     assert sequences == sorted(set(sequences))
@@ -73,7 +74,7 @@ async def test_a_new_episode_is_reported_again(pod: Pod, controller: FakeControl
 async def test_ft_state_is_news_too(pod: Pod, controller: FakeController, fakes: list[FakeEngine]) -> None:
     await pod.started(controller)
     fakes[0].entry = {"status": "unhealthy", "ft_state": "failed", "ft_error": "no", "last_ft_request_id": "A"}
-    await until(controller.says(0, UNHEALTHY))
+    await eventually(controller.says(0, UNHEALTHY))
     last = controller.last(0)
     assert last is not None
     assert (last.ft_state, last.ft_error, last.last_ft_request_id) == ("failed", "no", "A")
@@ -88,12 +89,12 @@ async def test_nonsense_is_a_protocol_error_never_a_death(
 ) -> None:
     await pod.started(controller)
     fakes[1].status_code, fakes[1].status_body = code, body
-    await until(controller.says(1, UNHEALTHY, "protocol_error"))
+    await eventually(controller.says(1, UNHEALTHY, "protocol_error"))
     refused = await pod.ft("status", {"endpoint_ids": [0, 1]})
     assert (refused.status_code, reason(refused)) == (502, "ENGINE_PROTOCOL")
     assert list(refused.json()["data"]["engines"]) == ["1"]
     fakes[1].status_code, fakes[1].status_body = 200, None
-    await until(controller.says(1, HEALTHY))
+    await eventually(controller.says(1, HEALTHY))
     assert DEAD not in [one.engine_status for one in controller.told(1)]
 
 
@@ -103,11 +104,11 @@ async def test_silence_is_evidence_of_death_for_the_poller_and_unknown_for_a_rou
     await pod.started(controller)
     fakes[1].status_delay_sec = 60.0
     pod.node.engines.engine_request_timeout_sec = 0.2
-    await until(controller.says(1, DEAD, "poll_error"))
+    await eventually(controller.says(1, DEAD, "poll_error"))
     entry = (await pod.entries(1))["1"]
     assert (entry["status"], entry["source"], entry["process"]) == ("unknown", "poll_error", "running")
     fakes[1].status_delay_sec = 0.0
-    await until(controller.says(1, HEALTHY))
+    await eventually(controller.says(1, HEALTHY))
 
 
 async def test_dead_after_poll_failures_is_counted_in_a_row(
@@ -121,10 +122,10 @@ async def test_dead_after_poll_failures_is_counted_in_a_row(
         assert engine is not None
         for failures in (1, 2):
             pod.node.poller.wake()
-            await until(partial(has_mute_polls, engine, failures))
+            await eventually(partial(has_mute_polls, engine, failures))
         assert not controller.says(1, DEAD, "poll_error")()
         pod.node.poller.wake()
-        await until(controller.says(1, DEAD, "poll_error"))
+        await eventually(controller.says(1, DEAD, "poll_error"))
 
 
 async def test_process_exit_is_told_at_once_and_overrules_an_engine_that_says_healthy(
@@ -134,7 +135,7 @@ async def test_process_exit_is_told_at_once_and_overrules_an_engine_that_says_he
     await pod.ft("pace", {"poll_interval_sec": 30.0})
     began = time.monotonic()
     kill(incarnations["1"])
-    await until(controller.says(1, DEAD, "process_exit"))
+    await eventually(controller.says(1, DEAD, "process_exit"))
     assert time.monotonic() - began < 5.0  # no poll came by: the next one is 30 s away
     last = controller.last(1)
     assert last is not None
@@ -149,7 +150,7 @@ async def test_exit_code_0_is_a_fault(tmp_path: Path, controller: FakeController
     quitter = EngineSpec(rank=1, command=("sh", "-c", "sleep 0.5; exit 0"))
     async with running_pod(tmp_path, fakes, controller, engines=(EngineSpec(command=("sleep", "60")), quitter)) as pod:
         await pod.start()
-        await until(controller.says(1, DEAD, "process_exit"))
+        await eventually(controller.says(1, DEAD, "process_exit"))
         last = controller.last(1)
         assert last is not None
         assert "exit code 0" in (last.exception_message or "")
@@ -164,9 +165,9 @@ async def test_worker_exit_is_told_though_the_api_server_lives(
         await pod.started(controller)
         held = pod.node.engines.get(0)
         assert held is not None
-        await until(lambda: held.record.workers, what="worker found")
+        await eventually(lambda: held.record.workers, what="worker found")
         kill(held.record.workers[0])
-        await until(controller.says(0, DEAD, "process_exit"))
+        await eventually(controller.says(0, DEAD, "process_exit"))
         assert alive(held.incarnation)
 
 
@@ -175,10 +176,10 @@ async def test_engine_without_ft_api_is_left_to_process_supervision(tmp_path: Pa
         engines = (await pod.start())["engines"]
         engine = pod.node.engines.get(0)
         assert engine is not None
-        await until(lambda: engine.ft_api_absent)
+        await eventually(lambda: engine.ft_api_absent)
         assert controller.told(0) == []
         kill(engines["0"])
-        await until(controller.says(0, DEAD, "process_exit"))
+        await eventually(controller.says(0, DEAD, "process_exit"))
 
 
 async def test_the_pace_is_kept_and_a_mute_engine_delays_nobody(
@@ -189,11 +190,11 @@ async def test_the_pace_is_kept_and_a_mute_engine_delays_nobody(
     pod.node.engines.engine_request_timeout_sec = 30.0
     await pod.ft("pace", {"poll_interval_sec": 0.25})
     began, asked = time.monotonic(), fakes[0].statuses_asked
-    await until(lambda: fakes[0].statuses_asked >= asked + 5)
+    await eventually(lambda: fakes[0].statuses_asked >= asked + 5)
     assert 1.0 <= time.monotonic() - began < 3.0
     fakes[0].entry = {"status": "unhealthy"}
     began = time.monotonic()
-    await until(controller.says(0, UNHEALTHY))
+    await eventually(controller.says(0, UNHEALTHY))
     assert time.monotonic() - began < 3.0
     fakes[1].status_delay_sec = 0.0
 
@@ -209,7 +210,7 @@ async def test_a_fresh_look_that_shows_something_new_is_numbered_and_reported(
     fakes[0].entry = {"status": "unhealthy"}
     fresh = (await pod.entries(0))["0"]
     assert fresh["sequence"] > seen["sequence"]
-    await until(controller.says(0, UNHEALTHY))
+    await eventually(controller.says(0, UNHEALTHY))
     last = controller.last(0)
     assert last is not None
     assert last.sequence == fresh["sequence"]
@@ -221,19 +222,19 @@ async def test_a_look_that_began_earlier_never_overwrites_a_later_one(
     await pod.started(controller)
     engine, polled = pod.node.engines.get(0), fakes[0].statuses_asked
     await pod.ft("pace", {"poll_interval_sec": 30.0})
-    await until(
+    await eventually(
         lambda: fakes[0].statuses_asked > polled and engine and not engine.looking, what="the poll that a new pace begins with"
     )
     asked = fakes[0].statuses_asked
     fakes[0].status_delay_sec = 1.5
     early = asyncio.create_task(pod.entries(0))
-    await until(lambda: fakes[0].statuses_asked > asked)
+    await eventually(lambda: fakes[0].statuses_asked > asked)
     fakes[0].status_delay_sec, fakes[0].entry = 0.0, {"status": "unhealthy"}
     late = (await pod.entries(0))["0"]
     assert not early.done()
     assert late["status"] == "unhealthy"
     assert (await early)["0"] == late
-    await until(controller.says(0, UNHEALTHY))
+    await eventually(controller.says(0, UNHEALTHY))
     assert [one.engine_status for one in controller.told(0)] == [HEALTHY, UNHEALTHY]
 
 
@@ -244,7 +245,7 @@ async def test_a_process_that_ends_during_a_look_overrules_its_answer(
     asked = fakes[0].statuses_asked
     fakes[0].status_delay_sec = 0.3
     looking = asyncio.create_task(pod.entries(0))
-    await until(lambda: fakes[0].statuses_asked > asked)
+    await eventually(lambda: fakes[0].statuses_asked > asked)
     kill(incarnations["0"])
     entry = (await looking)["0"]
     assert (entry["status"], entry["source"]) == ("dead", "process_exit")
@@ -255,15 +256,15 @@ async def test_reports_wait_for_the_controller_newest_state_first_kept(tmp_path:
     away = FakeController(url=f"http://127.0.0.1:{port}")
     async with running_pod(tmp_path, fakes, away) as pod:
         await pod.start()
-        await until(lambda: pod.node.reporter.waiting == 2)
+        await eventually(lambda: pod.node.reporter.waiting == 2)
         for status in ("unhealthy", "dead"):
             fakes[0].entry = {"status": status}
-            await until(partial(last_seen_is, pod, 0, status))
+            await eventually(partial(last_seen_is, pod, 0, status))
         async with controller_serving(FakeController(), port) as back:
-            await until(back.says(0, DEAD))
-            await until(back.says(1, HEALTHY))
+            await eventually(back.says(0, DEAD))
+            await eventually(back.says(1, HEALTHY))
             assert [one.engine_status for one in back.told(0)] == [DEAD]
-            await until(lambda: pod.node.reporter.waiting == 0)
+            await eventually(lambda: pod.node.reporter.waiting == 0)
             pod.stop.set()
             await pod.served
 
@@ -274,17 +275,17 @@ async def test_503_is_tried_again_and_other_4xx_is_not(pod: Pod, controller: Fak
     assert controller.turned_away == 2
     controller.report_codes = [409]
     fakes[0].entry = {"status": "unhealthy"}
-    await until(lambda: controller.turned_away == 3)
-    await until(lambda: pod.node.reporter.waiting == 0)
+    await eventually(lambda: controller.turned_away == 3)
+    await eventually(lambda: pod.node.reporter.waiting == 0)
     fakes[0].entry = {"status": "dead"}
-    await until(controller.says(0, DEAD))
+    await eventually(controller.says(0, DEAD))
     assert [one.engine_status for one in controller.told(0)] == [HEALTHY, DEAD]
 
 
 async def test_heartbeats_name_the_ranks_and_tolerate_any_answer(pod: Pod, controller: FakeController) -> None:
     await pod.started(controller)
     before = len(controller.heartbeats)
-    await until(lambda: len(controller.heartbeats) > before + 2)
+    await eventually(lambda: len(controller.heartbeats) > before + 2)
     last = controller.heartbeats[-1]
     assert (last.endpoints, last.instance_id, last.nm_port) == ({"0": "normal", "1": "normal"}, 7, pod.node.config.port)
 
@@ -293,9 +294,9 @@ async def test_ranks_committed_elsewhere_are_learnt_from_the_heartbeats_reply(po
     await pod.started(controller, generation=3)
     controller.heartbeat_reply = {"generation": 2, "dead_committed": [0]}
     before = len(controller.heartbeats)
-    await until(lambda: len(controller.heartbeats) > before + 2)
+    await eventually(lambda: len(controller.heartbeats) > before + 2)
     assert (await pod.journal())["retired_ranks"] == []
     controller.heartbeat_reply = {"generation": 3, "dead_committed": [1]}
-    await until(lambda: controller.heartbeats[-1].endpoints == {"0": "normal"})
+    await eventually(lambda: controller.heartbeats[-1].endpoints == {"0": "normal"})
     assert (await pod.journal())["retired_ranks"] == [1]
     assert (await pod.entries(1))["1"]["status"] == "retired"

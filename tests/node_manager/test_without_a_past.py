@@ -7,9 +7,10 @@ import pytest
 
 from node_manager.config import RegistrationSpec
 from tests.engine.fake_engine import FakeEngine
+from tests.eventually import eventually
 from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, FakeController
-from tests.node_manager.pod import Pod, alive, reason, running_pod, until
+from tests.node_manager.pod import Pod, alive, reason, running_pod
 
 SPEC = RegistrationSpec.model_validate(
     {"job_name": "job", "model_name": "model", "nnodes": 2, "parallel_config": {"dp_size": 4}, "business_ports": [10000, 10001]}
@@ -31,7 +32,7 @@ async def test_a_new_pod_in_a_living_group_reports_its_ranks_dead_and_says_so_to
     controller.register_reply = GROUP_LIVES | {"endpoints": endpoints(port)}
     async with running_pod(tmp_path, fakes, controller, port=port, registration=SPEC) as pod:
         for rank in (0, 1):
-            await until(controller.says(rank, DEAD, "process_exit"), what="the death of its ranks")
+            await eventually(controller.says(rank, DEAD, "process_exit"), what="the death of its ranks")
         assert (controller.reports[-1].instance_id, controller.last(2)) == (7, None)
         entries = await pod.entries(0, 1)
         assert {(entry["status"], entry["process"], entry["source"]) for entry in entries.values()} == {
@@ -42,7 +43,7 @@ async def test_a_new_pod_in_a_living_group_reports_its_ranks_dead_and_says_so_to
         before = len(controller.reports)
         pod.node.registration.again()  # type: ignore[union-attr]
         known = len(controller.registrations)
-        await until(lambda: len(controller.registrations) > known, what="another registration")
+        await eventually(lambda: len(controller.registrations) > known, what="another registration")
         assert len(controller.reports) == before, "said once"
 
 
@@ -52,7 +53,7 @@ async def test_what_a_round_removed_meanwhile_is_not_reported_and_answered_as_re
     port = free_port()
     controller.register_reply = GROUP_LIVES | {"endpoints": endpoints(port), "dead_committed": [1]}
     async with running_pod(tmp_path, fakes, controller, port=port, registration=SPEC) as pod:
-        await until(controller.says(0, DEAD, "process_exit"), what="the death of rank 0")
+        await eventually(controller.says(0, DEAD, "process_exit"), what="the death of rank 0")
         assert controller.last(1) is None
         entries = await pod.entries(0, 1)
         assert [entries[rank]["status"] for rank in ("0", "1")] == ["dead", "retired"]
@@ -70,7 +71,7 @@ async def test_nothing_is_reported_where_a_start_is_to_come_or_nobody_could_be_a
     port = free_port()
     controller.register_reply = reply | {"endpoints": endpoints(port)}
     async with running_pod(tmp_path, fakes, controller, port=port, registration=SPEC) as pod:
-        await until(lambda: pod.node.engines.placed, what="its place")
+        await eventually(lambda: pod.node.engines.placed, what="its place")
         assert pod.node.engines.bereft == ()
         assert reason(await pod.ft("status", {"endpoint_ids": [0]})) == "NOT_STARTED"
         assert controller.reports == []
@@ -80,10 +81,10 @@ async def test_a_start_command_ends_it(tmp_path: Path, controller: FakeControlle
     port = free_port()
     controller.register_reply = GROUP_LIVES | {"endpoints": endpoints(port)}
     async with running_pod(tmp_path, fakes, controller, port=port, registration=SPEC) as pod:
-        await until(controller.says(1, DEAD, "process_exit"), what="the death of its ranks")
+        await eventually(controller.says(1, DEAD, "process_exit"), what="the death of its ranks")
         await pod.started(controller, generation=6)
         assert pod.node.engines.bereft == ()
-        await until(controller.says(1, HEALTHY), what="the new engine")
+        await eventually(controller.says(1, HEALTHY), what="the new engine")
 
 
 async def test_a_pod_that_does_not_know_yet_where_it_belongs_is_as_good_as_not_there(
@@ -110,8 +111,8 @@ async def left_behind(folder: Path, fakes: list[FakeEngine], controller: FakeCon
 
 
 async def until_gone(pod: Pod, engines: dict[str, str]) -> None:
-    await until(lambda: not any(alive(identity) for identity in engines.values()), what="the end of forgotten engines")
-    await until(lambda: pod.node.journal.engines == (), what="their records' end")
+    await eventually(lambda: not any(alive(identity) for identity in engines.values()), what="the end of forgotten engines")
+    await eventually(lambda: pod.node.journal.engines == (), what="their records' end")
 
 
 async def test_engines_whose_journal_is_gone_are_ended_and_then_reported_dead(
@@ -121,11 +122,11 @@ async def test_engines_whose_journal_is_gone_are_ended_and_then_reported_dead(
     engines = await left_behind(tmp_path, fakes, controller, port)
     controller.register_reply = GROUP_LIVES | {"endpoints": endpoints(port)}
     async with running_pod(tmp_path, fakes, controller, port=port, registration=SPEC) as pod:
-        await until(lambda: controller.registrations, what="a registration")
+        await eventually(lambda: controller.registrations, what="a registration")
         assert not any(alive(identity) for identity in engines.values()), "it says who it is once that is true"
         await until_gone(pod, engines)
         for rank in (0, 1):
-            await until(controller.says(rank, DEAD, "process_exit"), what="the death of its ranks")
+            await eventually(controller.says(rank, DEAD, "process_exit"), what="the death of its ranks")
 
 
 async def test_engines_of_another_node_manager_are_left_alone(

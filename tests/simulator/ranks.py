@@ -6,40 +6,23 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.eventually import eventually
+from tests.listening import free_port
+
 DETECTION_SEC = 0.5
 RECOVERY_SEC = 0.1
 STORE_TIMEOUT_SEC = 0.8
 GRACE_SEC = 15.0
 """How long a test waits for what must happen; generous, because the machine may be busy."""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-async def until(true: Callable[[], bool | Awaitable[bool]], timeout_sec: float = GRACE_SEC) -> None:
-    """Poll a condition; fails after the timeout."""
-    ends = time.monotonic() + timeout_sec
-    while True:
-        answer = true()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert time.monotonic() < ends, f"not within {timeout_sec} s: {getattr(true, '__qualname__', true)}"
-        await asyncio.sleep(0.02)
 
 
 def process_runs(pid: int) -> bool:
@@ -81,7 +64,7 @@ class Rank:
             assert self.process.poll() is None, self.log()
             return bool(self.log("ready"))
 
-        await until(is_ready)
+        await eventually(is_ready)
         start = self.log("start")[0]
         self.http.base_url = httpx.URL(f"http://{start['host']}:{start['port']}")
 
@@ -128,7 +111,7 @@ class Rank:
             found.update(await self.entry())
             return (found["status"], found.get("ft_state")) == (status, ft_state)
 
-        await until(is_so, timeout_sec)
+        await eventually(is_so, within_sec=timeout_sec)
         return found
 
     async def errs(self) -> dict[str, Any]:
@@ -140,7 +123,7 @@ class Rank:
             found.update(await self.entry())
             return "ft_error" in found
 
-        await until(has_erred)
+        await eventually(has_erred)
         return found
 
     async def runs_a_request(self) -> bool:
@@ -149,7 +132,7 @@ class Rank:
 
     async def refuses(self, request_id: str) -> None:
         """Wait until it has refused this command (asynchronously)."""
-        await until(lambda: any(line["request_id"] == request_id for line in self.log("refused")))
+        await eventually(lambda: any(line["request_id"] == request_id for line in self.log("refused")))
 
     @property
     def worker_command(self) -> bytes:
@@ -163,7 +146,7 @@ class Rank:
 
     async def ended(self, timeout_sec: float = GRACE_SEC) -> int:
         """Wait for the API server's end; its exit code."""
-        await until(lambda: self.process.poll() is not None, timeout_sec)
+        await eventually(lambda: self.process.poll() is not None, within_sec=timeout_sec)
         return int(self.process.returncode)
 
     async def stop(self) -> None:
@@ -179,7 +162,7 @@ class Rank:
                 self.process.wait()
                 raise
         for start in self.log("start"):
-            await until(lambda pid=int(start["worker_pid"]): not process_runs(pid), 2.0)  # type: ignore[misc]
+            await eventually(lambda pid=int(start["worker_pid"]): not process_runs(pid), within_sec=2.0)  # type: ignore[misc]
 
 
 class Ranks(list[Rank]):

@@ -10,7 +10,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.simulator.ranks import Rank, instance, until
+from tests.eventually import eventually
+from tests.simulator.ranks import Rank, instance
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -159,7 +160,7 @@ async def test_apply_knobs_refuse_and_do_nothing(v1: Rank, http: int) -> None:
     finally:
         await v1.misbehave("")
     await v1.apply("retry", "even")
-    await until(lambda: len(v1.log("refused")) > before)
+    await eventually(lambda: len(v1.log("refused")) > before)
     assert [line["request_id"] for line in v1.log("refused")[before:]] == ["even"]
 
 

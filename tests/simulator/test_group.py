@@ -8,7 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from tests.simulator.ranks import DETECTION_SEC, Ranks, all_become, apply_all, instance, until
+from tests.eventually import eventually
+from tests.simulator.ranks import DETECTION_SEC, Ranks, all_become, apply_all, instance
 
 
 async def steps(ranks: Ranks) -> list[int]:
@@ -26,7 +27,7 @@ async def test_idle_group_does_not_move_and_one_request_makes_all_ranks_step(tmp
             now = await steps(ranks)
             return now[0] > 0 and now.count(now[0]) == 3
 
-        await until(all_alike)
+        await eventually(all_alike)
         after = await steps(ranks)
         await asyncio.sleep(0.2)
         assert await steps(ranks) == after
@@ -59,8 +60,8 @@ async def test_requests_in_flight_end_with_abort_and_streams_end_early(tmp_path:
             assert "rank 0 epoch 0" in await anext(lines)
             of_victim = asyncio.create_task(ranks[1].complete(100_000))
             of_survivor = asyncio.create_task(ranks[2].complete(100_000))
-            await until(ranks[1].runs_a_request)
-            await until(ranks[2].runs_a_request)
+            await eventually(ranks[1].runs_a_request)
+            await eventually(ranks[2].runs_a_request)
             ranks[1].kill_worker()
             for answer in await asyncio.gather(of_victim, of_survivor):
                 assert answer.status_code == 200
@@ -97,7 +98,7 @@ async def test_new_request_to_a_rank_that_is_not_healthy_hangs_in_legacy(tmp_pat
 async def test_stopped_worker_looks_dead_and_after_going_on_all_can_retry(tmp_path: Path) -> None:
     async with instance(tmp_path) as ranks:
         running = asyncio.create_task(ranks[0].complete(100_000))
-        await until(ranks[0].runs_a_request)
+        await eventually(ranks[0].runs_a_request)
         ranks[1].signal_worker(signal.SIGSTOP)
         await all_become([ranks[0], ranks[2]], "unhealthy")
         assert (await ranks[1].entry())["status"] == "healthy", "it stands still, so it pushed nothing"
@@ -136,11 +137,11 @@ async def test_client_that_goes_away_leaves_the_group_idle(tmp_path: Path) -> No
         for stream in (False, True):
             body = {"prompt": "x", "max_tokens": 100_000, "stream": stream}
             gone = asyncio.create_task(ranks[0].http.post("/v1/completions", json=body))
-            await until(ranks[0].runs_a_request)
+            await eventually(ranks[0].runs_a_request)
             gone.cancel()
 
             async def idle() -> bool:
                 return not await ranks[0].runs_a_request()
 
-            await until(idle)
+            await eventually(idle)
         assert await ranks[1].text() == "rank 1 epoch 0"

@@ -13,7 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.simulator.ranks import Rank, all_become, apply_all, free_port, instance, process_runs, until
+from tests.eventually import eventually
+from tests.listening import free_port
+from tests.simulator.ranks import Rank, all_become, apply_all, instance, process_runs
 
 
 async def test_worker_killed_while_healthy_is_dead_and_the_api_server_answers_until_its_time_is_over(
@@ -35,7 +37,7 @@ async def test_worker_killed_after_the_rank_was_unhealthy_leaves_it_unhealthy(tm
     async with instance(tmp_path) as ranks:
         survivors = await ranks.lose(1)
         survivors[1].kill_worker()
-        await until(lambda: bool(survivors[1].log("worker_exit")))
+        await eventually(lambda: bool(survivors[1].log("worker_exit")))
         assert (await survivors[1].entry())["status"] == "unhealthy"
 
 
@@ -44,7 +46,7 @@ async def test_engine_core_death_leaves_the_status_healthy_then_the_port_closes_
 ) -> None:
     async with instance(tmp_path, size=2, misbehave="core-death=0.5") as ranks:
         ranks[1].kill_worker()
-        await until(lambda: bool(ranks[1].log("worker_exit")))
+        await eventually(lambda: bool(ranks[1].log("worker_exit")))
         assert await ranks[1].entry() == {"id": 1, "status": "healthy"}
         assert await ranks[1].ended() == 0
         with pytest.raises(httpx.ConnectError):
@@ -69,7 +71,7 @@ async def test_recovered_engine_does_not_exit(tmp_path: Path) -> None:
         await all_become(survivors, "healthy")
         await ranks[1].ended()
         (noticed,) = survivors[0].log("fault_noticed")
-        await until(lambda: time.monotonic() > noticed["mono"] + 2.2)
+        await eventually(lambda: time.monotonic() > noticed["mono"] + 2.2)
         assert [await rank.text() for rank in survivors] == ["rank 0 epoch 1", "rank 2 epoch 1"]
 
 
@@ -79,7 +81,7 @@ async def test_worker_dies_with_its_api_server(tmp_path: Path) -> None:
         assert b"autotomy-sim-worker" in ranks[0].worker_command.split(b"\0")
         ranks[0].process.kill()
         await ranks[0].ended()
-        await until(lambda: not process_runs(worker), 2.0)
+        await eventually(lambda: not process_runs(worker), within_sec=2.0)
 
 
 async def test_stopped_worker_dies_with_its_api_server_too(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ async def test_stopped_worker_dies_with_its_api_server_too(tmp_path: Path) -> No
             rank.process.send_signal(number)
             await rank.ended()
             worker = rank.worker_pid
-            await until(lambda worker=worker: not process_runs(worker), 2.0)  # type: ignore[misc]
+            await eventually(lambda worker=worker: not process_runs(worker), within_sec=2.0)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -97,7 +99,7 @@ async def test_signal_ends_both_processes_quickly_even_under_requests(tmp_path: 
     async with instance(tmp_path, size=1) as ranks:
         (rank,) = ranks
         request = asyncio.create_task(rank.complete(100_000))
-        await until(rank.runs_a_request)
+        await eventually(rank.runs_a_request)
         asked = time.monotonic()
         rank.process.send_signal(number)
         assert await rank.ended() == 0
@@ -113,7 +115,7 @@ async def test_port_opens_only_when_all_ranks_have_met(tmp_path: Path) -> None:
     first = Rank(0, [*flags, f"--port={port}"], tmp_path)
     ranks = [first]
     try:
-        await until(lambda: bool(first.log("start")))
+        await eventually(lambda: bool(first.log("start")))
         await asyncio.sleep(0.3)  # an observation window
         assert not first.log("ready")
         with pytest.raises(httpx.ConnectError):

@@ -6,7 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
-from tests.simulator.ranks import Ranks, all_become, apply_all, instance, until
+from tests.eventually import eventually
+from tests.simulator.ranks import Ranks, all_become, apply_all, instance
 
 
 async def halt_without_a_loss(ranks: Ranks) -> None:
@@ -47,7 +48,7 @@ async def test_retry_fails_on_a_rank_whose_own_worker_is_gone(tmp_path: Path) ->
     async with instance(tmp_path, size=2) as ranks:
         await halt_without_a_loss(ranks)
         ranks[1].kill_worker()
-        await until(lambda: bool(ranks[1].log("worker_exit")))
+        await eventually(lambda: bool(ranks[1].log("worker_exit")))
         await apply_all(list(ranks), "retry")
         entry = await ranks[1].errs()
         assert (entry["status"], entry["ft_error"]) == ("unhealthy", "worker process of engine 1 is gone")

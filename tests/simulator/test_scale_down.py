@@ -6,14 +6,8 @@ import asyncio
 import socket
 from pathlib import Path
 
-from tests.simulator.ranks import (
-    RECOVERY_SEC,
-    STORE_TIMEOUT_SEC,
-    all_become,
-    apply_all,
-    free_port,
-    instance,
-)
+from tests.listening import free_port
+from tests.simulator.ranks import RECOVERY_SEC, STORE_TIMEOUT_SEC, all_become, apply_all, instance
 
 
 async def test_command_is_refused_asynchronously_while_healthy(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from stack.child import Child, ProcessPlan
 from stack.record import EventKind, ProcessKind, ProcessState
+from tests.eventually import eventually
 
 Events = list[tuple[EventKind, str]]
 
@@ -40,19 +41,12 @@ async def kept(tmp_path: Path, events: Events, *command: str) -> AsyncIterator[C
         await keeper
 
 
-async def until(holds: Callable[[], bool], within_sec: float = 5.0) -> None:
-    deadline = time.monotonic() + within_sec
-    while not holds():
-        assert time.monotonic() < deadline, "not in time"
-        await asyncio.sleep(0.01)
-
-
 async def test_a_killed_process_comes_back_with_a_new_identity(tmp_path: Path, events: Events) -> None:
     async with kept(tmp_path, events, "sleep", "100") as child:
-        await until(lambda: child.pid is not None)
+        await eventually(lambda: child.pid is not None)
         first = child.identity
         assert child.signal(signal.SIGKILL)
-        await until(lambda: child.restarts == 1 and child.pid is not None)
+        await eventually(lambda: child.restarts == 1 and child.pid is not None)
         assert child.identity != first
         assert child.last_exit == -signal.SIGKILL
     assert child.state is ProcessState.STOPPED
@@ -61,55 +55,55 @@ async def test_a_killed_process_comes_back_with_a_new_identity(tmp_path: Path, e
 
 async def test_exit_code_zero_is_no_reason_to_stay_away(tmp_path: Path, events: Events) -> None:
     async with kept(tmp_path, events, "true") as child:
-        await until(lambda: child.restarts >= 2)
+        await eventually(lambda: child.restarts >= 2)
         assert child.last_exit == 0
 
 
 async def test_returns_come_later_and_later(tmp_path: Path, events: Events) -> None:
     began_at = time.monotonic()
     async with kept(tmp_path, events, "false") as child:
-        await until(lambda: child.restarts >= 3)
+        await eventually(lambda: child.restarts >= 3)
     assert time.monotonic() - began_at >= 0.2 + 0.4 + 0.8
 
 
 async def test_a_return_can_be_delayed_once(tmp_path: Path, events: Events) -> None:
     async with kept(tmp_path, events, "sleep", "100") as child:
-        await until(lambda: child.pid is not None)
+        await eventually(lambda: child.pid is not None)
         child.delay_next(0.7)
         child.signal(signal.SIGKILL)
         killed_at = time.monotonic()
-        await until(lambda: child.restarts == 1)
+        await eventually(lambda: child.restarts == 1)
         assert time.monotonic() - killed_at >= 0.7
         child.signal(signal.SIGKILL)
         killed_at = time.monotonic()
-        await until(lambda: child.restarts == 2)
+        await eventually(lambda: child.restarts == 2)
         assert time.monotonic() - killed_at < 0.7
 
 
 async def test_a_held_process_stays_away_until_released(tmp_path: Path, events: Events) -> None:
     async with kept(tmp_path, events, "sleep", "100") as child:
-        await until(lambda: child.pid is not None)
+        await eventually(lambda: child.pid is not None)
         child.hold()
         child.signal(signal.SIGKILL)
-        await until(lambda: child.record().state is ProcessState.HELD)
+        await eventually(lambda: child.record().state is ProcessState.HELD)
         assert child.pid is None
         assert not child.signal(signal.SIGTERM)
         child.release()
-        await until(lambda: child.record().state is ProcessState.RUNNING)
+        await eventually(lambda: child.record().state is ProcessState.RUNNING)
 
 
 async def test_stop_wakes_a_stopped_process_and_kills_a_stubborn_one(tmp_path: Path, events: Events) -> None:
     async with kept(tmp_path, events, "sh", "-c", 'trap "" TERM; echo ready; while :; do sleep 0.05; done') as child:
-        await until(lambda: child.plan.log_file.exists() and "ready" in child.plan.log_file.read_text())
+        await eventually(lambda: child.plan.log_file.exists() and "ready" in child.plan.log_file.read_text())
         child.signal(signal.SIGSTOP)
         await child.stop(0.3)
-        await until(lambda: child.state is ProcessState.STOPPED)
+        await eventually(lambda: child.state is ProcessState.STOPPED)
     assert child.last_exit == -signal.SIGKILL
 
 
 async def test_output_of_all_lives_is_in_one_log(tmp_path: Path, events: Events) -> None:
     async with kept(tmp_path, events, "sh", "-c", "echo out; echo err >&2") as child:
-        await until(lambda: child.restarts >= 1)
+        await eventually(lambda: child.restarts >= 1)
     said = child.plan.log_file.read_text()
     assert said.count("out") >= 1
     assert said.count("err") >= 1

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -22,6 +22,7 @@ from stack.processes import ProcessIdentity, carriers, is_running, own_identity
 from stack.record import EventKind, ProcessState, StackState
 from stack.run_dir import LaunchOrder, RunDir, RunDirInUse
 from stack.spec import FixedPorts, StackSpec
+from tests.eventually import eventually
 
 HERE = Path(__file__).parent
 SMALL = StackSpec.shaped(2, 1, web_ui=False)
@@ -32,13 +33,6 @@ UNDECLARED = SMALL.model_copy(update={"declare": False})
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with Stack.running(StackSpec(web_ui=True), run_dir=tmp_path_factory.mktemp("stack")) as running:
         yield running
-
-
-async def until(holds: Callable[[], bool], within_sec: float = 15.0) -> None:
-    deadline = time.monotonic() + within_sec
-    while not holds():
-        assert time.monotonic() < deadline, "not in time"
-        await asyncio.sleep(0.05)
 
 
 async def completion_of(url: str) -> str:
@@ -77,14 +71,14 @@ async def test_a_killed_worker_comes_back_when_it_was_told_to(stack: Stack) -> N
     before = stack.process("worker-0").identity
     killed_at = time.monotonic()
     await stack.kill("worker", signal.SIGKILL, restart_after_sec=0.6)
-    await until(lambda: stack.process("worker-0").identity not in (before, None))
+    await eventually(lambda: stack.process("worker-0").identity not in (before, None))
     assert time.monotonic() - killed_at >= 0.6
     assert stack.process("worker-0").last_exit == -signal.SIGKILL
 
 
 async def test_a_held_process_stays_away_until_released(stack: Stack) -> None:
     await stack.kill("coordinator", hold=True)
-    await until(lambda: stack.process("coordinator-0").state is ProcessState.HELD)
+    await eventually(lambda: stack.process("coordinator-0").state is ProcessState.HELD)
     with pytest.raises(ControlRefused, match="does not run now"):
         await stack.kill("coordinator")
     await stack.release("coordinator")
@@ -94,14 +88,14 @@ async def test_a_held_process_stays_away_until_released(stack: Stack) -> None:
 async def test_engines_outlive_their_node_manager(stack: Stack) -> None:
     pids = [stack.engine_api_pid(rank) for rank in (0, 1)]
     await stack.kill("node-manager-0")
-    await until(lambda: stack.process("node-manager-0").restarts > 0 and stack.process("node-manager-0").pid is not None)
+    await eventually(lambda: stack.process("node-manager-0").restarts > 0 and stack.process("node-manager-0").pid is not None)
     assert [stack.engine_api_pid(rank) for rank in (0, 1)] == pids
     assert await stack.published_ranks() == [0, 1, 2, 3]
 
 
 async def test_the_temporal_server_comes_back_with_what_it_knew(stack: Stack) -> None:
     await stack.kill("temporal")
-    await until(lambda: stack.process("temporal").restarts > 0)
+    await eventually(lambda: stack.process("temporal").restarts > 0)
 
     async def serves_again() -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -159,7 +153,7 @@ async def test_a_process_that_refuses_its_configuration_fails_the_start(tmp_path
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     launching = asyncio.create_task(Stack.launch(SMALL, tmp_path))
     run_dir = RunDir(tmp_path)
-    await until(lambda: run_dir.record_file.exists())
+    await eventually(lambda: run_dir.record_file.exists())
     launching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await launching
@@ -178,10 +172,10 @@ async def test_killing_the_owner_or_the_supervisor_leaves_nothing_within_ten_sec
         assert len(carriers(run_id)) > 6
         pid = owner.pid if victim == "owner" else ProcessIdentity.parse(supervisor).pid
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: carriers(run_id) == [], within_sec=10)
-        await until(lambda: not is_running(ProcessIdentity.parse(supervisor)), within_sec=1)  # it lets go of memory first
+        await eventually(lambda: carriers(run_id) == [], within_sec=10)
+        await eventually(lambda: not is_running(ProcessIdentity.parse(supervisor)), within_sec=1)  # it lets go of memory first
         if victim == "owner":
-            await until(lambda: not Path(directory).exists(), within_sec=5)
+            await eventually(lambda: not Path(directory).exists(), within_sec=5)
     finally:
         owner.send_signal(signal.SIGINT)
         owner.communicate()
@@ -197,7 +191,7 @@ async def test_a_port_that_a_stranger_took_is_planned_around(tmp_path: Path) -> 
     )
     stack = Stack(files, order, popen=supervisor)
     try:
-        await until(lambda: any(event.event is EventKind.READY for event in stack.events()), within_sec=60)
+        await eventually(lambda: any(event.event is EventKind.READY for event in stack.events()), within_sec=60)
         replanned = [event for event in stack.events() if event.event is EventKind.REPLANNED]
         assert len(replanned) == 1
         assert "coordinator-0" in replanned[0].detail
