@@ -101,7 +101,7 @@ def _standing(record: RuntimeRecord) -> list[str]:
     """What is removed, refused or broken for now."""
     text = []
     if record.dead_committed:
-        text.append(f"Ranks {list(record.dead_committed)} were removed for good, until the instance is rebuilt.")
+        text.append(f"Ranks {list(record.dead_committed)} were removed; a rebuild brings them back.")
     if record.hardware_faults:
         text.append(f"Hardware faults stand: {'; '.join(record.hardware_faults)}.")
     if record.gate is not None and not record.gate.allowed:
