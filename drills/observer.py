@@ -213,17 +213,18 @@ class Observer:
             self.on_view(served_ranks(view, self._instance_id))
 
     async def _look_at_journal(self, client: httpx.AsyncClient, name: str, url: str) -> None:
+        asked_at = time.monotonic()
+        who = self._receivers.get(name, name)
         journal = await _get(client, f"{url}{FT_PREFIX}/journal", _journal, on_missing=lambda: self._count_refusal(name))
-        if journal is None:
+        if journal is None or who != self._receivers.get(name, name):  # the answer of a disk that is gone
             return
-        at = time.monotonic()
-        before, who = self.journals.get(name), self._receivers.get(name, name)
+        at, before = time.monotonic(), self.journals.get(name)
         self.journals[name] = journal
         if before is None or before.highest_generation != journal.highest_generation:
             self.events.append(GenerationSeen(at=at, receiver=who, generation=journal.highest_generation))
             self._timeline.add(at, name, "generation", journal.highest_generation)
         self._see_verdicts(who, at, journal)
-        self._see_guard(who, at, journal)
+        self._see_guard(who, asked_at, at, journal)
         self._changed.set()
 
     def _count_refusal(self, name: str) -> None:
@@ -242,7 +243,8 @@ class Observer:
                 ranks = frozenset(journal.dead_committed)
                 self.events.append(CommitSeen(at=at, request_id=transaction.request_id, ranks=ranks))
 
-    def _see_guard(self, name: str, at: float, journal: JournalReply) -> None:
+    def _see_guard(self, name: str, asked_at: float, at: float, journal: JournalReply) -> None:
+        """What it says of a lease's rest was true between question and answer: the lease ends no earlier than that."""
         held, known = journal.guard, self._guards.get(name)
         if known is not None and (held is None or held.request_id != known.request_id):
             self.events.append(GuardGone(at=at, manager=name, request_id=known.request_id))
@@ -251,7 +253,7 @@ class Observer:
             known = None
         if held is None or not held.live:
             return
-        expires_at = at + held.expires_in_sec
+        expires_at = asked_at + held.expires_in_sec
         if known is None or expires_at > known.expires_at + _RENEWED_SEC:
             seen = GuardSeen(at=at, manager=name, request_id=held.request_id, expires_at=expires_at)
             self._guards[name] = seen
