@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     rounds = kinds.add_parser("rounds", help="ranks fail, rounds answer; the same rounds without Temporal beside them")
     _add_shape(rounds, ranks=8, node_managers=2, instances=1, poll=0.25)
     rounds.add_argument("--rounds", type=int, default=20, help="faults per instance (default: %(default)s)")
+    rounds.add_argument("--no-bare", action="store_true", help="leave out the rounds without Temporal, and their Pods")
     idle = kinds.add_parser("idle", help="polls, CPU, history and memory while nothing happens")
     _add_shape(idle, ranks=8, node_managers=2, instances=100, poll=1.0)
     idle.add_argument("--seconds", type=float, default=30.0, help="how long each look lasts (default: %(default)s)")
@@ -81,6 +82,7 @@ def _shape(given: argparse.Namespace) -> Shape:
         instances=given.instances,
         poll_sec=given.poll,
         light=given.light,
+        bare=not getattr(given, "no_bare", False),
     )
 
 

@@ -1,6 +1,8 @@
 """The observer notes what changes at its peers, waits with a bound, and survives peers that go away."""
 
+import asyncio
 import json
+import time
 
 import pytest
 from fastapi import FastAPI
@@ -23,6 +25,7 @@ class Peers:
     def __init__(self) -> None:
         self.down = False
         self.refused = 0
+        self.journal_takes_sec = 0.0
         self.record = RuntimeRecord(
             instance_id=7,
             phase=FtPhase.NORMAL,
@@ -46,7 +49,9 @@ class Peers:
         return self._answer(self.view.model_dump(mode="json"))
 
     async def _journal(self) -> Response:
-        return self._answer(self.journal.model_dump(mode="json"))
+        body = self.journal.model_dump(mode="json")
+        await asyncio.sleep(self.journal_takes_sec)
+        return self._answer(body)
 
     async def _metrics(self) -> Response:
         return PlainTextResponse('autotomy_coordinator_refresh_entries_total{outcome="unchanged"} 3.0\n')
@@ -112,3 +117,18 @@ async def test_repeated_refreshes_are_counted_where_they_arrive() -> None:
     async with listening(Peers().app) as url:
         assert await unchanged_refreshes({"a": url}) == {"a": 3.0}
     assert await unchanged_refreshes({"a": url}) == {"a": 0.0}
+
+
+async def test_a_slow_answer_makes_no_lease_longer() -> None:
+    """Else the next round's guard would seem to meet a live one."""
+    peers = Peers()
+    peers.journal_takes_sec = 0.5
+    held = GuardRecord(request_id=ROUND, generation=1, expires_in_sec=85.0, live=True, applied=False)
+    peers.journal = peers.journal.model_copy(update={"guard": held})
+    async with listening(peers.app) as url:
+        observer = peers.observer(url)
+        ends_by = time.monotonic() + 85.0
+        async with observer.watching():
+            await observer.until("guarded", lambda seen: any(isinstance(event, GuardSeen) for event in seen.events), 10)
+    first = next(event for event in observer.events if isinstance(event, GuardSeen))
+    assert first.expires_at - ends_by < 0.4

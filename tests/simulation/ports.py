@@ -7,6 +7,7 @@ the peer's part at once.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,6 +46,10 @@ T = TypeVar("T")
 RETRY_SEC = 0.2
 NEEDS_RENEWAL = (NodeManagerReason.LEASE_TOO_SHORT, NodeManagerReason.NOT_GUARDED)
 """Refusals of apply that say that nothing was done: the guard is renewed once, then it is sent again."""
+
+
+_given_up: ContextVar[asyncio.Event] = ContextVar("given up")
+"""Set when nobody hears the attempt any more in which this runs: what it sees is not told to the round."""
 
 
 class Heartbeat:
@@ -165,7 +170,9 @@ class SimulatedPorts:
         """Attempts until one ends that was neither killed nor given up. An activity that fails may have had its effect."""
         while True:
             await asyncio.sleep(max(0.0, self._worker_back_at - now()))
-            task, given_up = asyncio.ensure_future(attempt()), asyncio.Event()
+            given_up = asyncio.Event()
+            _given_up.set(given_up)
+            task = asyncio.ensure_future(attempt())
             self._running[task] = given_up
             task.add_done_callback(self._ended)
             if self.fails_next:
@@ -250,7 +257,7 @@ class SimulatedPorts:
             return Sight(question=question, fault="protocol", detail=error.message)
         for entry in entries:
             status = EngineStatus(entry.status)
-            if self._statuses.get(entry.id) is not status:
+            if self._statuses.get(entry.id) is not status and not _given_up.get().is_set():
                 self._statuses[entry.id] = status
                 self.record.saw(StatusSeen(at=now(), rank=entry.id, status=status))
         return Sight(question=question, entries=entries)

@@ -15,7 +15,7 @@ from tests.simulation.judge import judge
 from tests.simulation.world import play
 
 WORLDS = 1_600
-SOAK_WORLDS, SOAK_CHUNKS = 1_900, 40
+SOAK_WORLDS, SOAK_CHUNKS = 2_000, 40
 
 HARD_TO_MISS = {
     RoundReason.COMMITTED,
