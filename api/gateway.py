@@ -131,9 +131,14 @@ class Gateway:
                 task_timeout=_TASK_TIMEOUT,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             )
-            answer = await client.execute_update_with_start_workflow(
-                name, argument, start_workflow_operation=operation, result_type=result
-            )
+            started = asyncio.ensure_future(operation.workflow_handle())
+            try:
+                answer = await client.execute_update_with_start_workflow(
+                    name, argument, start_workflow_operation=operation, result_type=result
+                )
+            finally:  # a failure is told there as well, and complains when nobody fetches it
+                started.cancel()
+                await asyncio.gather(started, return_exceptions=True)
             assert isinstance(answer, result)
             return answer
 
