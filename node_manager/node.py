@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from domain.engine import EngineStatus
+from domain.engine import EngineStatus, RankEntry
 from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import FtPacing
@@ -56,7 +56,7 @@ class NodeManager:
         )
         self.sightings = Sightings(
             next_sequence=self.journal.next_sequence,
-            on_news=self.reporter.add,
+            on_news=self._on_news,
             dead_after_poll_failures=config.dead_after_poll_failures,
         )
         self.engines = Engines(config, self.sightings, self.reporter)
@@ -159,6 +159,11 @@ class NodeManager:
 
     def _guard_live(self) -> bool:
         return self.journal.broken is None and self.transactions.guard_live
+
+    def _on_news(self, entry: RankEntry) -> None:
+        """A retired rank is no news, not even by a look that began before it was retired."""
+        if not self.engines.is_retired(entry.id):
+            self.reporter.add(entry)
 
     def _address(self) -> tuple[int, str, int] | None:
         instance_id = self.engines.instance_id

@@ -57,6 +57,24 @@ async def test_a_retired_rank_is_never_admitted_again(pod: Pod, controller: Fake
     assert (await pod.http.get("/node-manager/status")).json() == {"status": True}
 
 
+async def test_a_look_that_ends_after_its_rank_was_retired_reports_nothing(
+    pod: Pod, controller: FakeController, fakes: list[FakeEngine]
+) -> None:
+    await pod.started(controller)
+    engine, told = pod.node.engines.get(1), len(controller.told(1))
+    assert engine is not None
+    await pod.guard()
+    fakes[1].status_delay_sec, fakes[1].entry, asked = 1.0, {"status": "dead"}, fakes[1].statuses_asked
+    await eventually(lambda: fakes[1].statuses_asked > asked, "a look that takes its time")
+    await pod.finalize([1])
+    await eventually(lambda: not engine.looking, "its end")
+    assert engine.seen is not None
+    assert engine.seen.status == "dead", "it was seen"
+    beats = len(controller.heartbeats)
+    await eventually(lambda: len(controller.heartbeats) > beats + 3, "time for a report")
+    assert len(controller.told(1)) == told
+
+
 async def test_a_collective_that_answers_only_when_all_were_called(
     pod: Pod, controller: FakeController, fakes: list[FakeEngine]
 ) -> None:
