@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.errors import AutotomyError, Refused, Transient
+from service.temporal import UPDATE_CUT_OFF, UPDATE_NOT_TAKEN
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ def _trouble(workflow_id: str, what: str, error: Exception) -> AutotomyError:
         return Transient(f"{workflow_id} did not answer {what} in time", reason="NO_ANSWER")
     if isinstance(error, WorkflowUpdateFailedError):
         cause = error.cause
-        if isinstance(cause, ApplicationError) and cause.type != "AcceptedUpdateCompletedWorkflow":
+        if isinstance(cause, ApplicationError) and cause.type not in (UPDATE_CUT_OFF, UPDATE_NOT_TAKEN):
             return Refused(f"{workflow_id} refused {what}: {cause.message}", reason=cause.type or "UPDATE_REFUSED")
         return Transient(f"{workflow_id}: {what} came to no end: {cause}", reason="NO_ANSWER")
     if isinstance(error, RPCError) and error.status in _HOPELESS:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -33,7 +34,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from api.errors import ApiReason
 from service.failpoints import failpoint
 from service.http import HttpError
-from service.temporal import DEFAULT_ADDRESS, connect, connection_settings
+from service.temporal import DEFAULT_ADDRESS, UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, connect, connection_settings
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ _TASK_TIMEOUT: Final = timedelta(seconds=2)
 _POLL_SEC: Final = 70.0
 """A worker that waits for work polls anew at least once a minute."""
 
+_AGAIN_SEC: Final = 0.05
 _RETRY_AFTER: Final = {"Retry-After": "1"}
 
 M = TypeVar("M", bound=BaseModel)
@@ -194,7 +196,7 @@ class Gateway:
             raise self._no_temporal("not connected yet")
         try:
             async with asyncio.timeout(CALL_LIMIT_SEC):
-                return await call(client)
+                return await _until_taken(partial(call, client))
         except WorkflowUpdateFailedError as error:
             raise _refused(error) from None
         except WorkflowQueryRejectedError:
@@ -238,6 +240,17 @@ class Gateway:
         return HttpError(503, ApiReason.TEMPORAL_UNAVAILABLE, message, headers=_RETRY_AFTER)
 
 
+async def _until_taken(call: Callable[[], Awaitable[T]]) -> T:
+    """Again where an update met a run that was just making room for the next."""
+    while True:
+        try:
+            return await call()
+        except WorkflowUpdateFailedError as error:
+            if not isinstance(error.cause, ApplicationError) or error.cause.type != UPDATE_NOT_TAKEN:
+                raise
+        await asyncio.sleep(_AGAIN_SEC)
+
+
 def _polled_at(poller: PollerInfo) -> float:
     return poller.last_access_time.ToDatetime(tzinfo=UTC).timestamp()
 
@@ -246,7 +259,7 @@ def _refused(error: WorkflowUpdateFailedError) -> Exception:
     cause = error.cause
     if not isinstance(cause, ApplicationError):
         return HttpError(503, ApiReason.NO_WORKER, f"the workflow ended meanwhile: {cause}", headers=_RETRY_AFTER)
-    if cause.type == "AcceptedUpdateCompletedWorkflow":
+    if cause.type == UPDATE_CUT_OFF:
         return WorkflowUnknown()
     return UpdateRefused(cause.type or ApiReason.REFUSED, cause.message)
 

@@ -33,6 +33,12 @@ log = logging.getLogger(__name__)
 DEFAULT_ADDRESS: Final = "localhost:7233"
 DEFAULT_NAMESPACE: Final = "default"
 
+UPDATE_CUT_OFF: Final = "AcceptedUpdateCompletedWorkflow"
+"""The type of an update's failure: its run accepted it, and ended before it had an answer."""
+
+UPDATE_NOT_TAKEN: Final = "UnprocessedUpdate"
+"""The type of an update's failure: it met a run that was just making room for the next. Nothing was done with it."""
+
 SEARCH_ATTRIBUTES: Final[Mapping[str, str]] = {
     "InstanceId": "Int",
     "FtPhase": "Keyword",
