@@ -59,10 +59,12 @@ class TransportPerPeer(httpx.AsyncBaseTransport):
     """A connection pool for each peer instead of one for all.
 
     One pool looks at every idle connection, with a system call each, whenever it has a request to place: a fan-out to n
-    peers then costs n² looks, with 40 of them more than the requests themselves.
+    peers then costs n² looks, with 40 of them more than the requests themselves. What they share is the TLS context: reading
+    the certificate authorities takes 0.7 MB and 18 ms.
     """
 
     def __init__(self) -> None:
+        self._tls = httpx.create_ssl_context(trust_env=False)
         self._pools: dict[tuple[str, str, int | None], httpx.AsyncHTTPTransport] = {}
         self._used_at: dict[tuple[str, str, int | None], float] = {}
 
@@ -72,7 +74,7 @@ class TransportPerPeer(httpx.AsyncBaseTransport):
         self._used_at[peer] = time.monotonic()
         if pool is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=30.0)
-            pool = self._pools[peer] = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
+            pool = self._pools[peer] = httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, trust_env=False)
             await self._forget_the_unused()
         return await pool.handle_async_request(request)
 

@@ -64,10 +64,6 @@ PASSED_THROUGH: Final = (
 """Loaded once a process instead of once a workflow: pure, or used by workflows as definitions only. A first workflow task
 takes 10 ms this way and 40 ms without; the modules that define workflows stay inside the sandbox."""
 
-CACHED_WORKFLOWS: Final = 250
-"""Workflows that a worker keeps in hand. One of 8 ranks costs it 1.7 MiB, so this bounds its memory however many instances lie
-idle; one that was let go of is replayed when it is needed: a calm history is short."""
-
 _STICKY: Final = timedelta(seconds=1)
 _GRACE: Final = timedelta(seconds=2)
 _HEARTBEAT_THROTTLE: Final = timedelta(milliseconds=500)
@@ -146,7 +142,6 @@ def controller_worker(
         workflow_runner=workflow_runner(),
         identity=identity,
         deployment_config=None if build_id is None else deployment_config(build_id),
-        max_cached_workflows=CACHED_WORKFLOWS,
         sticky_queue_schedule_to_start_timeout=_STICKY,
         graceful_shutdown_timeout=_GRACE,
         max_heartbeat_throttle_interval=_HEARTBEAT_THROTTLE,
