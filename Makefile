@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check histories soak format clean
+.PHONY: help setup demo test test-installations test-parts check histories soak format clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,8 +29,15 @@ check: setup  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## every check: the above and all tests
-	$(BIN)/pytest -m "not soak"
+test: check  ## every check: the above and all tests, in two halves side by side
+	$(MAKE) --no-print-directory --jobs 2 test-installations test-parts
+
+# Most of the time a test waits for processes: drills, which start whole installations, beside everything else.
+test-installations: setup
+	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/installations tests/drills tests/stack
+
+test-parts: setup
+	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/parts --ignore tests/drills --ignore tests/stack
 
 histories: setup  ## record the golden histories anew (docs/changing-workflows.md says when)
 	AUTOTOMY_RECORD_HISTORIES=1 $(BIN)/pytest tests/workflows -m "not soak"
