@@ -11,6 +11,7 @@ An update that fails fails for all in it, and each asks again by itself: EventPu
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from temporalio.client import Client
@@ -28,7 +29,6 @@ from domain.messages.event_pusher import (
     ViewRecord,
     ViewsRecord,
 )
-from domain.model import Strict
 
 AT_ONCE: Final = 64
 """Views in one update: 0.3 MB with 320 ranks each, of the 2 MB that Temporal takes."""
@@ -38,7 +38,8 @@ _TIMEOUT_SEC: Final = 5.0
 Tell = Callable[[ViewsRecord], Awaitable[RecordedViews]]
 
 
-class _Waiting(Strict, arbitrary_types_allowed=True):
+@dataclass(frozen=True, eq=False)
+class _Waiting:
     instance_id: int
     view: KnownView
     told: asyncio.Future[Coordinators]

@@ -9,20 +9,20 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import httpx
 from pydantic import ValidationError
-from temporalio.client import Client
 
 from bench.cpu import spent, usage
 from bench.figures import Spread, spread
 from bench.group import Group
+from bench.histories import lengths, temporal_client
 from bench.light_pod import LightPod
-from bench.site import Shape, ViewLog
+from bench.site import Shape, ViewLog, loopback
 from bench.wire import serve
 from domain.errors import Transient
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
@@ -192,16 +192,15 @@ async def _until_served(stack: Stack, views: ViewLog, shape: Shape) -> float:
 async def _lives(
     stack: Stack, pods: Sequence[BeatingPod], seconds: float, registered_sec: float, serving_sec: float
 ) -> HeartbeatFigures:
-    addresses = stack.addresses
-    client = await Client.connect(addresses.temporal_address, namespace=addresses.temporal_namespace)
+    client = await temporal_client(stack)
     watched = (INSTANCE_REGISTRY_ID, fault_manager_id(FIRST_REGISTERED_ID), EVENT_PUSHER_ID)
     for pod in pods:
         pod.taken, pod.refused = 0, 0
         pod.latencies.clear()
-    lengths, before, began_at = await _lengths(client, watched), usage(stack), time.monotonic()
+    events, before, began_at = await lengths(client, watched), usage(stack), time.monotonic()
     memory = asyncio.create_task(_most_memory(stack))
     await asyncio.gather(*(pod.beat(began_at + seconds) for pod in pods))
-    took, after, lengths_after = time.monotonic() - began_at, usage(stack), await _lengths(client, watched)
+    took, after, events_after = time.monotonic() - began_at, usage(stack), await lengths(client, watched)
     memory.cancel()
     most = await memory
     taken = sum(pod.taken for pod in pods)
@@ -218,7 +217,7 @@ async def _lives(
         api_mib_after=round(after.memory_mib[ProcessKind.API], 1),
         api_mib_most=round(max(most, after.memory_mib[ProcessKind.API]), 1),
         cpu_share={kind: round(sec / took, 4) for kind, sec in cpu.items()},
-        history_growth={one: lengths_after[one] - lengths[one] for one in watched},
+        history_growth={one: events_after[one] - events[one] for one in watched},
     )
 
 
@@ -257,7 +256,7 @@ async def _pods(shape: Shape, stack: Stack) -> AsyncIterator[tuple[BeatingPod, .
         url = stack.addresses.controller_url
         pods = []
         for index, ranks in enumerate(shape.pods):
-            address = NodeManagerAddress(ip=_pod_ip(index), port=port)
+            address = NodeManagerAddress(ip=loopback(index), port=port)
             pod = LightPod(address, group, ranks, shape.poll_sec, random.uniform(0, shape.poll_sec), http, url)
             server = await serve(pod, address.ip, port)
             open_things.callback(server.close)
@@ -287,10 +286,6 @@ def _registration(shape: Shape, index: int, address: NodeManagerAddress, busines
     )
 
 
-def _pod_ip(index: int) -> str:
-    return f"127.1.{index // 250}.{index % 250 + 2}"
-
-
 def _spec(shape: Shape) -> StackSpec:
     """The Controller and a Coordinator. The one Pod that a stack must have stays idle: nobody declares it."""
     return StackSpec(
@@ -302,7 +297,3 @@ def _spec(shape: Shape) -> StackSpec:
         engine=EngineSpec(command=("sleep", "86400")),
         fault_tolerance_config={"dp_scale_down_config": {"poll_interval_sec": shape.poll_sec}},
     )
-
-
-async def _lengths(client: Client, ids: Iterable[str]) -> dict[str, int]:
-    return {one: (await client.get_workflow_handle(one).describe()).history_length for one in ids}

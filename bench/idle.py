@@ -8,12 +8,11 @@ worker's memory before and after they were declared, and whether any history gro
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
-from temporalio.client import Client
-
 from bench.cpu import spent, usage
+from bench.histories import lengths, temporal_client
 from bench.site import Shape, Site, open_site
 from domain.messages.event_pusher import EVENT_PUSHER_ID
 from domain.messages.fault_manager import fault_manager_id
@@ -108,14 +107,13 @@ async def _many(site: Site, seconds: float, on: PodCost, off: PodCost) -> IdleFi
     empty = usage(site.stack).memory_mib[ProcessKind.WORKER]
     await site.declare_all()
     await asyncio.sleep(_SETTLE_SEC)
-    addresses = site.stack.addresses
-    client = await Client.connect(addresses.temporal_address, namespace=addresses.temporal_namespace)
+    client = await temporal_client(site.stack)
     ids = [fault_manager_id(topology.instance_id) for topology in site.declared]
-    events, pushed = await _lengths(client, ids), await _lengths(client, [EVENT_PUSHER_ID])
+    events, pushed = await lengths(client, ids), await lengths(client, [EVENT_PUSHER_ID])
     before, began_at = usage(site.stack), time.monotonic()
     await asyncio.sleep(seconds)
     took, after = time.monotonic() - began_at, usage(site.stack)
-    later, pushed_later = await _lengths(client, ids), await _lengths(client, [EVENT_PUSHER_ID])
+    later, pushed_later = await lengths(client, ids), await lengths(client, [EVENT_PUSHER_ID])
     full = after.memory_mib[ProcessKind.WORKER]
     return IdleFigures(
         on=on,
@@ -126,7 +124,3 @@ async def _many(site: Site, seconds: float, on: PodCost, off: PodCost) -> IdleFi
         worker_mib_per_1000=round((full - empty) * 1000 / count, 1),
         cpu_share=dict(spent(before, after, took)),
     )
-
-
-async def _lengths(client: Client, ids: Iterable[str]) -> dict[str, int]:
-    return {one: (await client.get_workflow_handle(one).describe()).history_length for one in ids}

@@ -310,7 +310,7 @@ def _light_topologies(shape: Shape, ports: PortLease) -> tuple[tuple[Topology, .
     port, engine_port = ports.take(), ports.take()
 
     def of(instance_id: int, index: int) -> Topology:
-        ips = [_loopback(index * shape.node_managers + pod) for pod in range(shape.node_managers)]
+        ips = [loopback(index * shape.node_managers + pod) for pod in range(shape.node_managers)]
         endpoints = tuple(
             Endpoint(id=rank, pod_ip=ip, ip=ip, business_port=engine_port + local, node_manager_port=port)
             for ip, ranks in zip(ips, shape.pods, strict=True)
@@ -323,7 +323,8 @@ def _light_topologies(shape: Shape, ports: PortLease) -> tuple[tuple[Topology, .
     return declared, of(BARE_ID, shape.instances) if shape.bare else None
 
 
-def _loopback(index: int) -> str:
+def loopback(index: int) -> str:
+    """A loopback address of its own for the Pod of this number."""
     return f"127.{1 + index // 62_500}.{index // 250 % 250}.{index % 250 + 2}"
 
 

@@ -144,8 +144,11 @@ class EventPusher:
             url: record.model_copy(update={"last_answer_at": max(record.last_answer_at, result.answered.get(url, 0.0))})
             for url, record in self._state.coordinators.items()
         }
-        silent = {url for url in result.forgotten if url in heard and heard[url].last_answer_at < at - FORGET_AFTER_SEC}
-        kept = {url: record for url, record in heard.items() if url not in silent}
+        kept = {
+            url: record
+            for url, record in heard.items()
+            if url not in result.forgotten or record.last_answer_at >= at - FORGET_AFTER_SEC
+        }
         views = {i: known for i, known in self._state.views.items() if known.forget_at is None or known.forget_at > at}
         self._become(coordinators=kept, views=views)
 
