@@ -5,11 +5,11 @@
     4xx; 502 with our envelope's reason    → PeerRefused (Refused): it understood, and said no
     other 5xx; no connection; no answer    → PeerSilent (Transient), with how it failed
 
-One `httpx.AsyncClient` serves a whole worker. Timeouts are explicit and bound the whole exchange, slow drips included.
+One client serves a whole worker (`service/one_exchange.py`). Timeouts are explicit and bound the whole exchange, slow drips
+included.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -24,7 +24,6 @@ R = TypeVar("R", bound=BaseModel)
 
 _JSON: Final = {"content-type": "application/json"}
 _SHOWN_BODY: Final = 200
-_UNUSED_SEC: Final = 3600.0
 
 
 class Silence(StrEnum):
@@ -53,46 +52,6 @@ class PeerRefused(Refused):
         super().__init__(message, reason=reason)
         self.status = status
         self.data = data
-
-
-class TransportPerPeer(httpx.AsyncBaseTransport):
-    """A connection pool for each peer instead of one for all.
-
-    One pool looks at every idle connection, with a system call each, whenever it has a request to place: a fan-out to n
-    peers then costs n² looks, with 40 of them more than the requests themselves. What they share is the TLS context: reading
-    the certificate authorities takes 0.7 MB and 18 ms.
-    """
-
-    def __init__(self) -> None:
-        self._tls = httpx.create_ssl_context(trust_env=False)
-        self._pools: dict[tuple[str, str, int | None], httpx.AsyncHTTPTransport] = {}
-        self._used_at: dict[tuple[str, str, int | None], float] = {}
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        peer = (request.url.scheme, request.url.host, request.url.port)
-        pool = self._pools.get(peer)
-        self._used_at[peer] = time.monotonic()
-        if pool is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=30.0)
-            pool = self._pools[peer] = httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, trust_env=False)
-            await self._forget_the_unused()
-        return await pool.handle_async_request(request)
-
-    async def _forget_the_unused(self) -> None:
-        """Peers come and go; no request takes as long as one may be unused here."""
-        before = time.monotonic() - _UNUSED_SEC
-        for peer in [peer for peer, at in self._used_at.items() if at < before]:
-            del self._used_at[peer]
-            await self._pools.pop(peer).aclose()
-
-    async def aclose(self) -> None:
-        for pool in self._pools.values():
-            await pool.aclose()
-
-
-def new_http_client() -> httpx.AsyncClient:
-    """The client that a worker's activities share; never through a proxy, which knows no Pods."""
-    return httpx.AsyncClient(transport=TransportPerPeer(), trust_env=False, follow_redirects=False)
 
 
 def refusal(peer: object, error: AutotomyError) -> PeerRefusal:

@@ -19,7 +19,7 @@ from activities.attempt import attempt
 from activities.coordinator import ViewPush
 from activities.node_manager import NodeManagerActivities
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import get, new_http_client
+from activities.peer import get
 from domain.config import FaultToleranceConfig
 from domain.errors import AutotomyError, Transient
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView
@@ -47,6 +47,7 @@ from domain.messages.round import (
 from domain.round import run_round
 from domain.runtime import FtPhase
 from domain.topology import Topology
+from service.one_exchange import one_exchange_client
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class BareInstance:
         self.removed: tuple[int, ...] = ()
         self._config = config
         self._management_url = management_url
-        self._http = new_http_client()
+        self._http = one_exchange_client()
         self._generation = 0
         self._revision = 0
         self._lives: dict[str, str] = {}

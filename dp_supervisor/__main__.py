@@ -11,8 +11,8 @@ from dp_supervisor.command_line import parse
 from dp_supervisor.options import Options
 from dp_supervisor.rules import Stop
 from dp_supervisor.supervisor import DpSupervisor
-from engine.client import engine_http
 from service.http import bind, serve_socket
+from service.one_exchange import one_exchange_client
 from service.process import run_process
 
 _EVERY_INTERFACE: Final = "0.0.0.0"
@@ -40,7 +40,7 @@ async def run_dp_supervisor(options: Options, stop: asyncio.Event) -> Stop | Non
     port = options.data_parallel_supervisor_port
     sock = bind(options.host or _EVERY_INTERFACE, port, option="--data-parallel-supervisor-port", listen=False)
     closed = asyncio.Event()
-    async with engine_http() as http:
+    async with one_exchange_client() as http:
         try:
             supervisor = DpSupervisor(options, http)
             running = asyncio.create_task(supervisor.run(stop))

@@ -9,8 +9,8 @@ per engine incarnation: a new process gets a new `EngineClient`. What can go wro
 | `ProtocolError` | it answered, but nonsense: 404, 5xx, bad JSON, another rank's id. Never a sign of death |
 | `OutcomeUnknown` | only `apply`: it was sent, and the answer was lost. Never send it again |
 
-Connections are not kept: a server that closes an idle connection in the moment of its next use would look like an
-engine that does not answer, and the first such answer already is evidence of a death.
+Connections are not kept (`service/one_exchange.py` says why): the first engine that does not answer already is evidence of
+a death.
 """
 
 import asyncio
@@ -29,12 +29,6 @@ ACCEPTED: Final = 202
 
 _PREFIX: Final = {Dialect.V1: "/v1/fault_tolerance", Dialect.LEGACY: "/fault_tolerance"}
 _MAX_SHOWN: Final = 300
-
-
-def engine_http(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """The HTTP client that all engine clients of a process share. `transport` is the seam for tests."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(transport=transport, limits=limits, trust_env=False, follow_redirects=False)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import FtPacing
 from domain.messages.registration import Hold, RegisterReply, RegisterRequest
-from engine.client import engine_http
 from engine.identity import own_identity
 from node_manager.arbiter import Arbiter
 from node_manager.boot_clock import Clock, boot_time
@@ -30,6 +29,7 @@ from node_manager.reporter import Delivery, Reporter
 from node_manager.sightings import Sightings
 from node_manager.transactions import Transactions
 from service.metrics import NAMESPACE, new_registry
+from service.one_exchange import one_exchange_client
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class NodeManager:
         self.journal = Journal(config.journal)
         _check_that_it_is_ours(self.journal, config)
         self._controller_http = httpx.AsyncClient(trust_env=False, timeout=config.report_timeout_sec)
-        self._engine_http = engine_http()
+        self._engine_http = one_exchange_client()
         self.reporter = Reporter(
             http=self._controller_http,
             controller_url=config.controller_url,

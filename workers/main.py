@@ -12,11 +12,11 @@ from typing import Any, Final
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
-from activities.peer import new_http_client
 from domain.config import config_warnings
 from domain.errors import Refused
 from service.arguments import port
 from service.http import bind, serve_socket
+from service.one_exchange import one_exchange_client
 from service.process import run_process
 from service.settings import load_settings
 from service.stop import unless_stopped
@@ -59,7 +59,7 @@ async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
     try:
         client = await unless_stopped(connect(runtime=runtime, identity=identity), stop)
         search_attributes = await unless_stopped(ensure_search_attributes(client), stop)
-        async with new_http_client() as http:
+        async with one_exchange_client() as http:
             worker = controller_worker(client, http, settings.task_queue, search_attributes, identity, options.build_id)
             app = health_app(client, worker, settings.task_queue, identity)
             serving = None if health is None else asyncio.create_task(serve_socket(app, health, stop=stop), name="health")

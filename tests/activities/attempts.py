@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from temporalio.testing import ActivityEnvironment
 
 from activities.node_manager import NodeManagerActivities
-from activities.peer import new_http_client
+from service.one_exchange import one_exchange_client
 
 R = TypeVar("R")
 
@@ -35,7 +35,7 @@ async def run(activity: Callable[[Any], Coroutine[Any, Any, R]], call: BaseModel
 
 @asynccontextmanager
 async def node_manager_activities() -> AsyncIterator[NodeManagerActivities]:
-    async with new_http_client() as http:
+    async with one_exchange_client() as http:
         yield NodeManagerActivities(http)
 
 

@@ -10,8 +10,9 @@ from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 from activities.attempt import attempt
 from activities.errors import from_activity_error, to_application_error
-from activities.peer import PeerRefused, PeerSilent, Silence, get, new_http_client
+from activities.peer import PeerRefused, PeerSilent, Silence, get
 from domain.errors import AutotomyError, ConfigError, OutcomeUnknown, ProtocolError, Refused, Transient
+from service.one_exchange import one_exchange_client
 from tests.activities.attempts import environment
 from tests.activities.fake_pods import answer, fake_instance, hang, refuse
 
@@ -96,7 +97,7 @@ class Anything(BaseModel):
     ],
 )
 async def test_what_a_peers_answer_means(behaviour: object, kind: type[AutotomyError], reason: str) -> None:
-    async with fake_instance() as instance, new_http_client() as http:
+    async with fake_instance() as instance, one_exchange_client() as http:
         instance.pods[0].script("liveness", behaviour)  # type: ignore[arg-type]
         with pytest.raises(kind) as caught:
             await get(http, f"{instance.pods[0].address.url}/liveness", Anything, 0.3)
@@ -104,7 +105,7 @@ async def test_what_a_peers_answer_means(behaviour: object, kind: type[AutotomyE
 
 
 async def test_a_refused_connection_was_never_heard_and_an_unanswered_request_may_have_been() -> None:
-    async with fake_instance() as instance, new_http_client() as http:
+    async with fake_instance() as instance, one_exchange_client() as http:
         instance.pods[0].script("liveness", hang(2))
         with pytest.raises(PeerSilent) as mute:
             await get(http, f"{instance.pods[0].address.url}/liveness", Anything, 0.2)

@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 from activities.attempt import Attempt, attempt
 from activities.coordinator import ViewPush, set_request
-from activities.peer import new_http_client
 from domain.messages.coordinator import RefreshEvent, RefreshRequest
 from domain.messages.event_pusher import CoordinatorRecord, Coordinators, KnownView, PushLoopCall, ViewRecord
 from domain.messages.round import ViewCall, ViewResult
 from domain.serving import project
 from domain.topology import Topology
+from service.one_exchange import one_exchange_client
 from tests.activities.attempts import run, within
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import fake_instance
@@ -36,7 +36,7 @@ async def push(
     call = ViewCall(topology=topology, revision=5, ranks=ranks, request_timeout_sec=0.4, deadline_at=within(within_sec))
 
     async def pushing(wanted: Push) -> ViewResult:
-        async with attempt("push") as running, new_http_client() as http:
+        async with attempt("push") as running, one_exchange_client() as http:
             return await _until_decided(ViewPush(http, wanted.call, running), wanted.turns, running)
 
     known = [Coordinators(coordinators=tuple(turn)) for turn in turns]

@@ -10,8 +10,9 @@ import pytest
 
 from domain.engine import Dialect, Instruction
 from domain.errors import OutcomeUnknown, ProtocolError, Transient
-from engine.client import EngineClient, EngineCommand, FtApiAbsent, engine_http
+from engine.client import EngineClient, EngineCommand, FtApiAbsent
 from service.http import bind, url_of
+from service.one_exchange import one_exchange_client
 from tests.engine.fake_engine import FakeEngine, serving
 
 COMMAND = EngineCommand(Instruction.SCALE_DOWN, {"removed_dp_ranks": [1], "dp_master_ip": "127.0.0.1", "dp_store_port": 2}, "r-1")
@@ -19,7 +20,7 @@ COMMAND = EngineCommand(Instruction.SCALE_DOWN, {"removed_dp_ranks": [1], "dp_ma
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with engine_http() as client:
+    async with one_exchange_client() as client:
         yield client
 
 

@@ -17,13 +17,13 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.peer import new_http_client
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState, KnownView, ViewRecord, ViewsRecord
 from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
 from domain.messages.round import CommitRecord, RoundOrder, RoundReport
 from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
 from domain.model import Strict
 from domain.topology import Topology
+from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import FakeInstance, fake_instance
@@ -172,7 +172,7 @@ async def strategy_world(client: Client, pods: Any = ((0, 1), (2, 3)), *, work: 
         stack.push_async_callback(end_event_pusher, client)
         world = StrategyWorld(client, instance, coordinator, task_queue)
         if work:
-            http = await stack.enter_async_context(new_http_client())
+            http = await stack.enter_async_context(one_exchange_client())
             attributes = await ensure_search_attributes(client)
             await stack.enter_async_context(strategy_worker(client, http, task_queue, attributes))
             await world.publish()

@@ -7,7 +7,7 @@ from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from activities.peer import new_http_client
+from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, hang, healthy, refuse
 from tests.eventually import eventually
@@ -109,7 +109,7 @@ async def test_a_running_round_is_evicted_cleanly(temporal_client: Client) -> No
         world.instance.kill(1)
         world.instance.recovery_sec = None
         config = fast_config(execution_deadline_sec=30.0)
-        async with new_http_client() as http:
+        async with one_exchange_client() as http:
             async with strategy_worker(temporal_client, http, world.task_queue, attributes):
                 await world.publish()
                 handle = await world.start_round(world.instance.order(1, config=config))

@@ -9,8 +9,8 @@ from pathlib import Path
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
 
-from activities.peer import new_http_client
 from domain.messages.round import RoundOutcome, RoundReport
+from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, healthy, unhealthy
 from tests.eventually import eventually
@@ -36,7 +36,7 @@ def in_place(world: StrategyWorld, report: RoundReport) -> None:
 async def test_one_of_two_is_killed_and_the_other_goes_on(temporal_client: Client, temporal_server: str, tmp_path: Path) -> None:
     async with (
         strategy_world(temporal_client, work=False) as world,
-        new_http_client() as http,
+        one_exchange_client() as http,
         doomed_worker(temporal_server, world, "worker.look_recovered.before", tmp_path) as first,
     ):
         await world.publish()
@@ -59,7 +59,7 @@ async def test_a_worker_that_is_told_to_leave_hands_its_look_over_without_a_time
     log_file = tmp_path / "worker.log"
     async with (
         strategy_world(temporal_client, work=False) as world,
-        new_http_client() as http,
+        one_exchange_client() as http,
         doomed_worker(temporal_server, world, "nowhere", tmp_path) as first,
     ):
         await world.publish()

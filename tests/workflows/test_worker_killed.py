@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from activities.peer import new_http_client
 from domain.config import FaultToleranceConfig
 from domain.messages.round import RoundOutcome
 from service.failpoints import VARIABLE
+from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config
 from tests.eventually import eventually
@@ -82,7 +82,7 @@ async def killed_at(client: Client, address: str, point: str, directory: Path) -
             await eventually(doomed.hit.is_set, f"the worker stops at {point}")
             await doomed.kill()
         async with (
-            new_http_client() as http,
+            one_exchange_client() as http,
             strategy_worker(client, http, world.task_queue, await ensure_search_attributes(client)),
         ):
             report = await round_report(handle)

@@ -11,13 +11,14 @@ from temporalio.common import VersioningBehavior
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.peer import new_http_client
+from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, healthy, unhealthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import RecordingFaultManager, StrategyWorld, round_report, strategy_world
-from workers.controller_worker import activities, workflow_runner
+from workers.controller_worker import activities
 from workers.versions import deployment_config
+from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.scale_down_round import ScaleDownRound
 
@@ -64,7 +65,7 @@ async def make_current(client: Client, world: StrategyWorld, build_id: str) -> N
 async def test_a_running_round_ends_on_the_version_it_began_on_and_the_next_one_begins_on_the_new(
     temporal_client: Client,
 ) -> None:
-    async with strategy_world(temporal_client, work=False) as world, new_http_client() as http:
+    async with strategy_world(temporal_client, work=False) as world, one_exchange_client() as http:
         async with await versioned_worker(temporal_client, world, http, "1", ScaleDownRound):
             await make_current(temporal_client, world, "1")
             await world.publish()

@@ -3,8 +3,8 @@
 import asyncio
 import sys
 
-from activities.peer import new_http_client
 from service.logging import configure_logging
+from service.one_exchange import one_exchange_client
 from service.stop import stop_event
 from service.temporal import connect, ensure_search_attributes
 from tests.workflows.strategy_world import strategy_worker
@@ -14,7 +14,7 @@ async def main(address: str, task_queue: str) -> None:
     stop = stop_event()
     client = await connect({"target_host": address, "namespace": "default"})
     async with (
-        new_http_client() as http,
+        one_exchange_client() as http,
         strategy_worker(client, http, task_queue, await ensure_search_attributes(client)),
     ):
         await stop.wait()
