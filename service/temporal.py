@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
-from temporalio.client import Client
+from temporalio.client import Client, Interceptor, OutboundInterceptor, QueryWorkflowInput, WorkflowQueryFailedError
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
@@ -38,6 +38,9 @@ UPDATE_CUT_OFF: Final = "AcceptedUpdateCompletedWorkflow"
 
 UPDATE_NOT_TAKEN: Final = "UnprocessedUpdate"
 """The type of an update's failure: it met a run that was just making room for the next. Nothing was done with it."""
+
+ASKED_TOO_EARLY: Final = "this workflow is about to go on at another worker: ask again in a moment"
+"""How a query fails that came upon events before their workflow task (`workers/workflow_runner.py`)."""
 
 SEARCH_ATTRIBUTES: Final[Mapping[str, str]] = {
     "InstanceId": "Int",
@@ -141,6 +144,7 @@ async def _attempt(settings: ClientConnectConfig, timeout_sec: float, runtime: R
             return await Client.connect(
                 **settings,
                 data_converter=data_converter,
+                interceptors=[_QueriesAskAgain()],
                 runtime=runtime,
                 identity=identity,
                 connect_timeout=timedelta(seconds=timeout_sec),
@@ -154,6 +158,23 @@ async def _attempt(settings: ClientConnectConfig, timeout_sec: float, runtime: R
         f"no Temporal server at {where['address']} (namespace {where['namespace']}): {why}; "
         "start one, or point TEMPORAL_ADDRESS at yours"
     )
+
+
+class _QueriesAskAgain(Interceptor):
+    """A client whose queries ask once more where they came too early; the answer then waits for the workflow task."""
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002
+        return _QueryTwice(next)
+
+
+class _QueryTwice(OutboundInterceptor):
+    async def query_workflow(self, input: QueryWorkflowInput) -> Any:  # noqa: A002
+        try:
+            return await super().query_workflow(input)
+        except WorkflowQueryFailedError as error:
+            if error.message != ASKED_TOO_EARLY:
+                raise
+        return await super().query_workflow(input)
 
 
 def _where(settings: ClientConnectConfig) -> dict[str, str]:

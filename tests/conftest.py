@@ -5,6 +5,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 
+import hypothesis  # noqa: F401, its plugin imports it at a session's end, and CPython 3.11 may then fail with "AST constructor recursion"
 import pytest
 from temporalio.client import Client
 

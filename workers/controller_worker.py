@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import httpx
 from temporalio.client import Client
-from temporalio.worker import Worker, WorkflowInstance, WorkflowInstanceDetails
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker import Worker
 
 from activities.coordinator import CoordinatorActivities
 from activities.fault_manager import FaultManagerActivities
@@ -19,6 +18,7 @@ from activities.journals import JournalActivities
 from activities.node_manager import NodeManagerActivities
 from activities.rebuild import RebuildActivities
 from workers.versions import deployment_config
+from workers.workflow_runner import workflow_runner
 from workflows.engine_relaunch import EngineRelaunch
 from workflows.event_pusher import EventPusher
 from workflows.fast_recovery import FastRecovery
@@ -39,58 +39,10 @@ WORKFLOWS: Final[tuple[type, ...]] = (
     TokenReinference,
 )
 
-PASSED_THROUGH: Final = (
-    "domain",
-    "activities",
-    "service",
-    "pydantic",
-    "pydantic_core",
-    "annotated_types",
-    "httpx",
-    "workflows.strategy_run",
-    "workflows.round_ports",
-    "workflows.transaction_page",
-    "workflows.strategy_page",
-    "workflows.strategy_shell",
-    "workflows.rebuild_page",
-    "workflows.rebuild_ports",
-    "workflows.alarm",
-    "workflows.errands",
-    "workflows.fault_manager_errands",
-    "workflows.fault_manager_memory",
-    "workflows.fault_manager_page",
-    "workflows.fault_manager_signals",
-)
-"""Loaded once a process instead of once a workflow: pure, or used by workflows as definitions only. A first workflow task
-takes 10 ms this way and 40 ms without; the modules that define workflows stay inside the sandbox."""
-
 _STICKY: Final = timedelta(seconds=1)
 _GRACE: Final = timedelta(seconds=2)
 _HEARTBEAT_THROTTLE: Final = timedelta(milliseconds=500)
 """Heartbeats go out at least so often: it is how an activity hears that it was cancelled."""
-
-
-class ContextFreeRunner(SandboxedWorkflowRunner):
-    """The SDK's sandbox, for converters and codecs that do not care which command a payload belongs to, as ours.
-
-    With a codec the SDK asks the workflow instance for that context, several times a payload, and each time the sandbox is
-    entered: a fifth of a worker's CPU time in a round.
-    """
-
-    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """The sandboxed instance; it never names a context."""
-        instance = super().create_instance(det)
-        setattr(instance, "get_serialization_context", _no_context)  # noqa: B010, one instance's own answer
-        return instance
-
-
-def _no_context(command: object) -> None:
-    return None
-
-
-def workflow_runner() -> SandboxedWorkflowRunner:
-    """The sandbox in which our workflows run, in workers and in replays alike."""
-    return ContextFreeRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
 
 def activities(client: Client, http: httpx.AsyncClient, task_queue: str, search_attributes: frozenset[str]) -> list[Any]:

@@ -22,7 +22,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from domain.model import Strict
-from workers.controller_worker import WORKFLOWS, workflow_runner
+from workers.controller_worker import WORKFLOWS
+from workers.workflow_runner import workflow_runner
 
 NOTHING: Final = 2
 

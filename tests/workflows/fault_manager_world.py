@@ -64,7 +64,7 @@ from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Role
 from tests.workflows.factories import committed_by, config, rebuild_end, round_end, topology
 from tests.workflows.stand_ins import STAND_INS
-from workers.controller_worker import workflow_runner
+from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
 from workflows.instance_registry import InstanceRegistry

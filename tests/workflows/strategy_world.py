@@ -28,7 +28,8 @@ from service.temporal import ensure_search_attributes
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import FakeInstance, fake_instance
 from tests.eventually import PATIENCE_SEC, eventually
-from workers.controller_worker import WORKFLOWS, activities, workflow_runner
+from workers.controller_worker import WORKFLOWS, activities
+from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.fault_manager import FaultManager
 from workflows.instance_registry import InstanceRegistry

@@ -23,7 +23,7 @@ from domain.messages.event_pusher import (
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from tests.eventually import eventually
 from tests.workflows.strategy_world import views_record
-from workers.controller_worker import workflow_runner
+from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
 
 Pusher = WorkflowHandle[EventPusher, None]

@@ -31,7 +31,7 @@ from service.temporal import SEARCH_ATTRIBUTES
 from tests.eventually import eventually
 from tests.workflows.factories import config, round_end
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
-from workers.controller_worker import workflow_runner
+from workers.workflow_runner import workflow_runner
 from workflows.fault_manager import FaultManager
 
 

@@ -18,7 +18,7 @@ from domain.messages.instance_registry import DeclareCall, RegistryOutcome, Regi
 from tests.eventually import eventually
 from tests.workflows.factories import config, topology
 from tests.workflows.fault_manager_world import PATIENCE_SEC
-from workers.controller_worker import workflow_runner
+from workers.workflow_runner import workflow_runner
 from workflows.instance_registry import InstanceRegistry
 
 Registry = WorkflowHandle[InstanceRegistry, None]

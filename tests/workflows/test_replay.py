@@ -13,7 +13,7 @@ from tests.activities.fake_pods import fast_config, hang, healthy, refuse
 from tests.eventually import eventually
 from tests.workflows.strategy_world import STRATEGIES, StrategyWorld, round_report, strategy_worker, strategy_world
 from tests.workflows.test_instance_reconfiguration import order as rebuild_order
-from workers.controller_worker import workflow_runner
+from workers.workflow_runner import workflow_runner
 
 
 async def replay(history: WorkflowHistory) -> Exception | None:

@@ -1,0 +1,106 @@
+"""In what our workflows run: the SDK's sandbox, made quicker by what ours never need, and without one trap.
+
+**The trap.** A query that finds no worker with the workflow in its cache goes to any, with the whole history. Where events
+stand at its end that no workflow task has begun with yet (a timer fired, while the worker whose task that is was killed),
+the SDK shows them to the workflow all the same, so that the answer is of now. The workflow moves on, at a time that is not
+the task's, and stays in the cache. If an update or a signal comes with the task itself, the cached workflow has seen the
+events before it; a replay sees all at once, updates first. The commands then stand in another order than the history, and
+the workflow can never be replayed again: whatever waits for it waits for ever (docs/track-record.md).
+
+So an instance here refuses events without a workflow task. The query fails, the workflow leaves the cache, the history stays
+good; asked again, the server lets the query wait for the task. `service.temporal.connect` gives clients that do so.
+"""
+
+from typing import Final
+
+from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.converter import StorageDriverStoreContext
+from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.workflow import Info
+
+from service.temporal import ASKED_TOO_EARLY
+
+PASSED_THROUGH: Final = (
+    "domain",
+    "activities",
+    "service",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "httpx",
+    "workflows.strategy_run",
+    "workflows.round_ports",
+    "workflows.transaction_page",
+    "workflows.strategy_page",
+    "workflows.strategy_shell",
+    "workflows.rebuild_page",
+    "workflows.rebuild_ports",
+    "workflows.alarm",
+    "workflows.errands",
+    "workflows.fault_manager_errands",
+    "workflows.fault_manager_memory",
+    "workflows.fault_manager_page",
+    "workflows.fault_manager_signals",
+)
+"""Loaded once a process instead of once a workflow: pure, or used by workflows as definitions only. A first workflow task
+takes 10 ms this way and 40 ms without; the modules that define workflows stay inside the sandbox."""
+
+_NO_EVENTS: Final = frozenset({"query_workflow", "remove_from_cache"})
+
+
+def workflow_runner() -> SandboxedWorkflowRunner:
+    """The sandbox in which our workflows run, in workers and in replays alike."""
+    return _Runner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
+
+
+class _Runner(SandboxedWorkflowRunner):
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        """The sandboxed instance behind the one that refuses what it must not see."""
+        return _Instance(super().create_instance(det))
+
+
+class _Instance(WorkflowInstance):
+    """One cached workflow. It never names a context: our converters and codecs do not care which command a payload belongs to.
+
+    With a codec the SDK asks for that context several times a payload, and each time the sandbox is entered: a fifth of a
+    worker's CPU time in a round.
+    """
+
+    def __init__(self, sandboxed: WorkflowInstance) -> None:
+        self._sandboxed = sandboxed
+        self._began_at: tuple[int, int] | None = None
+        self._history_length = 0
+
+    def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
+        """The sandbox's commands, or a failure for events that no workflow task began with."""
+        if any(job.WhichOneof("variant") not in _NO_EVENTS for job in act.jobs):
+            if self._is_before_its_task(act):
+                refused = WorkflowActivationCompletion(run_id=act.run_id)
+                refused.failed.failure.message = ASKED_TOO_EARLY
+                return refused
+            self._began_at = (act.timestamp.seconds, act.timestamp.nanos)
+            self._history_length = act.history_length
+        return self._sandboxed.activate(act)
+
+    def _is_before_its_task(self, act: WorkflowActivation) -> bool:
+        """Each workflow task has a start of its own; later events at the same start belong to a task that has not begun."""
+        began_at = (act.timestamp.seconds, act.timestamp.nanos)
+        return began_at == self._began_at and act.history_length > self._history_length
+
+    def get_serialization_context(self, command_info: object) -> None:
+        """None, for every command."""
+        return
+
+    def get_external_store_context(self, command_info: object) -> StorageDriverStoreContext:
+        """The sandboxed instance's."""
+        return self._sandboxed.get_external_store_context(command_info)  # type: ignore[arg-type]
+
+    def get_info(self) -> Info:
+        """The sandboxed instance's."""
+        return self._sandboxed.get_info()
+
+    def get_thread_id(self) -> int | None:
+        """Where it runs now; the SDK asks when it seems stuck."""
+        return self._sandboxed.get_thread_id()
