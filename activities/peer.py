@@ -32,7 +32,7 @@ class Silence(StrEnum):
     REFUSED_CONNECTION = "REFUSED_CONNECTION"  # nobody listens there
     UNREACHABLE = "UNREACHABLE"  # no way to it: no route, no such name
     NO_ANSWER = "NO_ANSWER"  # time ran out; it may have heard us
-    BROKEN = "BROKEN"  # the connection broke; it may have heard us
+    BROKEN = "BROKEN"  # the connection broke, or the answer cannot be decoded; it may have heard us
     UNAVAILABLE = "UNAVAILABLE"  # a 5xx that is no refusal
 
 
@@ -88,8 +88,8 @@ async def _send(http: httpx.AsyncClient, method: str, url: str, content: str | N
         how = Silence.REFUSED_CONNECTION if _refused(error) else Silence.UNREACHABLE
         why = "connection refused" if how is Silence.REFUSED_CONNECTION else str(error) or "cannot be reached"
         raise PeerSilent(f"{method} {url}: {why}", how, may_have_heard=False) from None
-    except httpx.TransportError as error:
-        message = f"{method} {url}: the connection broke ({type(error).__name__})"
+    except httpx.RequestError as error:
+        message = f"{method} {url}: the answer broke off ({type(error).__name__})"
         raise PeerSilent(message, Silence.BROKEN, may_have_heard=True) from None
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import httpx
 import pytest
 from pydantic import BaseModel
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState, TimeoutType
@@ -116,14 +115,16 @@ async def test_a_refused_connection_was_never_heard_and_an_unanswered_request_ma
         assert (gone.value.how, gone.value.may_have_heard) == (Silence.REFUSED_CONNECTION, False)
 
 
-async def test_a_connection_that_breaks_may_have_been_heard() -> None:
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nplain"])
+async def test_an_answer_that_breaks_off_may_have_been_heard(said: bytes) -> None:
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
         writer.close()
 
     server = await asyncio.start_server(cut, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, httpx.AsyncClient(trust_env=False) as http:
+    async with server, one_exchange_client() as http:
         with pytest.raises(PeerSilent) as caught:
             await get(http, f"http://127.0.0.1:{port}/", Anything, 1.0)
     assert (caught.value.how, caught.value.may_have_heard) == (Silence.BROKEN, True)
