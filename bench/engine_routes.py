@@ -10,7 +10,6 @@ from bench.wire import Answer
 from domain.engine import EngineStatus, Instruction
 from domain.model import Rank, RequestId, Tolerant
 
-_FT: Final = "/v1/fault_tolerance"
 _GONE: Final = Answer({"error": {"message": "the engine does not run"}}, 503)
 
 

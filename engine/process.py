@@ -169,10 +169,6 @@ class ProcessTree:
         return tuple(member.identity for member in self._members.values() if member.role is MemberRole.WORKER)
 
     @property
-    def root_alive(self) -> bool:
-        return self._alive(self.root.pid)
-
-    @property
     def exit_code(self) -> int | None:
         """The root's, once it ended and if this process started it; negative is the signal's number."""
         return self._exit_code()

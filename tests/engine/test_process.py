@@ -123,7 +123,7 @@ async def test_killed_worker_is_a_loss_though_the_api_server_lives(trees: Trees)
     await eventually(lambda: trees.losses)
     assert time.monotonic() - began < 5.0
     assert (trees.losses[0].role, trees.losses[0].identity) == (MemberRole.WORKER, worker)
-    assert tree.root_alive
+    assert alive(tree.root)
 
 
 async def test_only_the_first_loss_is_told_and_the_end_of_the_root_apart_from_it(trees: Trees) -> None:

@@ -239,7 +239,7 @@ async def test_retired_engine_may_end_without_a_word(tmp_path: Path, controller:
         engine = pod.node.engines.get(1)
         assert engine is not None
         told = len(controller.told(1))
-        assert engine.tree.root_alive  # it was left alone
+        assert alive(engine.incarnation)  # it was left alone
         end_process(engine.incarnation)
         await eventually(lambda: engine.loss)
         await eventually(lambda: not any(alive(worker) for worker in engine.record.workers))
