@@ -1,13 +1,15 @@
-"""What tests put at ports of this machine: an app behind a real socket, and ports that nobody has."""
+"""What tests put at ports of this machine: an app or bare bytes behind a real socket, and ports that nobody has."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp
 
 from service.http import bind, serve_socket, url_of
+
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _START_OR_STOP_SEC = 10.0
 
@@ -30,3 +32,15 @@ async def listening(app: ASGIApp, sock: socket.socket | None = None) -> AsyncIte
     finally:
         stop.set()
         await asyncio.wait_for(served, _START_OR_STOP_SEC)
+
+
+@asynccontextmanager
+async def answering(answer: Answering) -> AsyncIterator[str]:
+    """A server without HTTP for the length of the block: `answer` has each connection for itself, and ends it. Its URL."""
+    sock = bind("127.0.0.1", 0)
+    server = await asyncio.start_server(answer, sock=sock)
+    try:
+        yield url_of(sock)
+    finally:
+        server.close()
+        await server.wait_closed()

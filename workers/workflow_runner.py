@@ -74,20 +74,18 @@ class _Instance(WorkflowInstance):
         self._history_length = 0
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        """The sandbox's commands, or a failure for events that no workflow task began with."""
+        """The sandbox's commands, or a failure for events that no workflow task began with.
+
+        Each workflow task has a start of its own; later events at the same start belong to a task that has not begun.
+        """
         if any(job.WhichOneof("variant") not in _NO_EVENTS for job in act.jobs):
-            if self._is_before_its_task(act):
+            began_at = (act.timestamp.seconds, act.timestamp.nanos)
+            if began_at == self._began_at and act.history_length > self._history_length:
                 refused = WorkflowActivationCompletion(run_id=act.run_id)
                 refused.failed.failure.message = ASKED_TOO_EARLY
                 return refused
-            self._began_at = (act.timestamp.seconds, act.timestamp.nanos)
-            self._history_length = act.history_length
+            self._began_at, self._history_length = began_at, act.history_length
         return self._sandboxed.activate(act)
-
-    def _is_before_its_task(self, act: WorkflowActivation) -> bool:
-        """Each workflow task has a start of its own; later events at the same start belong to a task that has not begun."""
-        began_at = (act.timestamp.seconds, act.timestamp.nanos)
-        return began_at == self._began_at and act.history_length > self._history_length
 
     def get_serialization_context(self, command_info: object) -> None:
         """None, for every command."""

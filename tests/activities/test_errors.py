@@ -14,6 +14,7 @@ from domain.errors import AutotomyError, ConfigError, OutcomeUnknown, ProtocolEr
 from service.one_exchange import one_exchange_client
 from tests.activities.attempts import environment
 from tests.activities.fake_pods import answer, fake_instance, hang, refuse
+from tests.listening import answering
 
 
 def activity_error(cause: BaseException) -> ActivityError:
@@ -122,9 +123,7 @@ async def test_an_answer_that_breaks_off_may_have_been_heard(said: bytes) -> Non
         writer.write(said)
         writer.close()
 
-    server = await asyncio.start_server(cut, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, one_exchange_client() as http:
+    async with answering(cut) as url, one_exchange_client() as http:
         with pytest.raises(PeerSilent) as caught:
-            await get(http, f"http://127.0.0.1:{port}/", Anything, 1.0)
+            await get(http, url, Anything, 1.0)
     assert (caught.value.how, caught.value.may_have_heard) == (Silence.BROKEN, True)

@@ -11,9 +11,9 @@ import pytest
 from domain.engine import Dialect, Instruction
 from domain.errors import OutcomeUnknown, ProtocolError, Transient
 from engine.client import EngineClient, EngineCommand, FtApiAbsent
-from service.http import bind, url_of
 from service.one_exchange import one_exchange_client
 from tests.engine.fake_engine import FakeEngine, serving
+from tests.listening import answering
 
 COMMAND = EngineCommand(Instruction.SCALE_DOWN, {"removed_dp_ranks": [1], "dp_master_ip": "127.0.0.1", "dp_store_port": 2}, "r-1")
 
@@ -33,13 +33,8 @@ async def listener_that_hangs_up_after(received: int) -> AsyncIterator[str]:
             await reader.read(received)
         writer.close()
 
-    sock = bind("127.0.0.1", 0)
-    server = await asyncio.start_server(serve, sock=sock)
-    try:
-        yield url_of(sock)
-    finally:
-        server.close()
-        await server.wait_closed()
+    async with answering(serve) as url:
+        yield url
 
 
 def nobody_there() -> str:

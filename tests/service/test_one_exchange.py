@@ -5,16 +5,14 @@ import contextlib
 import gzip
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from service.http import bind, url_of
 from service.one_exchange import one_exchange_client
-
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from tests.listening import Answering, answering
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
@@ -26,7 +24,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @contextlib.asynccontextmanager
-async def server(answer: Answering, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def server(answer: Answering) -> AsyncIterator[str]:
     """`answer` has the connection for itself after the request's head came in; it is closed afterwards."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,13 +32,8 @@ async def server(answer: Answering, host: str = "127.0.0.1") -> AsyncIterator[st
             await answer(reader, writer)
         writer.transport.abort()
 
-    sock = bind(host, 0)
-    listening = await asyncio.start_server(serve, sock=sock)
-    try:
-        yield url_of(sock)
-    finally:
-        listening.close()
-        await listening.wait_closed()
+    async with answering(serve) as url:
+        yield url
 
 
 def saying(*pieces: bytes) -> Answering:
