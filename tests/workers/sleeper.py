@@ -10,6 +10,7 @@ from temporalio.worker import Worker
 
 from service.stop import stop_event
 from service.temporal import connect
+from tests.leaving_worker import LeavingWorker
 from workers.workflow_runner import workflow_runner
 
 SLEEP_SEC = 2.0
@@ -44,7 +45,7 @@ class Sleeper:
 
 
 def sleeper_worker(client: Client, task_queue: str) -> Worker:
-    return Worker(
+    return LeavingWorker(
         client,
         task_queue=task_queue,
         workflows=[Sleeper],

@@ -62,6 +62,7 @@ from domain.messages.round import (
 from domain.messages.strategy import ReconfigurationOrder, StrategyEnd, StrategyKind, StrategyProgress
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Role
+from tests.leaving_worker import LeavingWorker
 from tests.workflows.factories import committed_by, config, rebuild_end, round_end, topology
 from tests.workflows.stand_ins import STAND_INS
 from workers.workflow_runner import workflow_runner
@@ -338,7 +339,7 @@ def worker_of(
     world: World, *, sandboxed: bool = True, registry: bool = False, more_activities: Sequence[Callable[..., Any]] = ()
 ) -> Worker:
     """A worker on the world's own task queue. Outside the sandbox a test can change a constant of the workflow."""
-    return Worker(
+    return LeavingWorker(
         world.client,
         task_queue=world.task_queue,
         workflows=[FaultManager, *STAND_INS, *((InstanceRegistry, EventPusher) if registry else ())],

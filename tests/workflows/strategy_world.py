@@ -5,7 +5,6 @@ world has its own task queue and its own EventPusher.
 """
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,6 +28,7 @@ from service.temporal import ensure_search_attributes
 from tests.activities.fake_coordinators import FakeCoordinator, fake_coordinator
 from tests.activities.fake_pods import FakeInstance, fake_instance
 from tests.eventually import PATIENCE_SEC, eventually
+from tests.leaving_worker import LeavingWorker
 from workers.controller_worker import WORKFLOWS, activities
 from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
@@ -137,26 +137,6 @@ async def result_or_failure_detail(handle: "WorkflowHandle[Any, Any]") -> Any:
         if isinstance(error.cause, ApplicationError) and error.cause.details:
             return error.cause.details[0]
         raise
-
-
-LET_GO_SEC = 20.0
-"""The graceful second and what a busy machine makes of it."""
-
-log = logging.getLogger(__name__)
-
-
-class LeavingWorker(Worker):
-    """Leaves as `autotomy worker` does: in order, but not for ever.
-
-    Once in hundreds of runs the SDK's shutdown (temporalio 1.35) did not return, with every activity and task answered.
-    """
-
-    async def __aexit__(self, exc_type: type[BaseException] | None, *args: Any) -> None:
-        try:
-            async with asyncio.timeout(LET_GO_SEC):
-                await super().__aexit__(exc_type, *args)
-        except TimeoutError:
-            log.warning("the SDK's worker does not come to an end; leaving without it", extra={"waited_sec": LET_GO_SEC})
 
 
 def strategy_worker(client: Client, http: Any, task_queue: str, search_attributes: frozenset[str]) -> Worker:

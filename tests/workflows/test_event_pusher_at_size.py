@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
-from temporalio.worker import Worker
 
 from domain.messages.event_pusher import (
     ANNOUNCE_UPDATE,
@@ -22,6 +21,7 @@ from domain.messages.event_pusher import (
 )
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from tests.eventually import eventually
+from tests.leaving_worker import LeavingWorker
 from tests.workflows.strategy_world import views_record
 from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
@@ -58,7 +58,7 @@ async def a_pusher(
         return PushLoopResult(forgotten=tuple(known.url for known in call.coordinators))
 
     queue = f"pusher-{uuid.uuid4().hex[:8]}"
-    async with Worker(
+    async with LeavingWorker(
         client, task_queue=queue, workflows=[EventPusher], activities=[push_set_loop], workflow_runner=workflow_runner()
     ):
         handle = await client.start_workflow(EventPusher.run, start, id=queue, task_queue=queue)

@@ -10,12 +10,13 @@ import pytest
 from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.instance_registry
 from domain.messages.fault_manager import FaultManagerStart, fault_manager_id
 from domain.messages.instance_registry import DeclareCall, RegistryOutcome, RegistryReply, RegistryStart, RemoveCall
 from tests.eventually import eventually
+from tests.leaving_worker import LeavingWorker
 from tests.workflows.factories import config, topology
 from tests.workflows.fault_manager_world import PATIENCE_SEC
 from workers.workflow_runner import workflow_runner
@@ -46,7 +47,7 @@ class StandInFaultManager:
 async def a_registry(client: Client, *, sandboxed: bool = True) -> AsyncIterator[Registry]:
     """A registry of its own; outside the sandbox a test can change a constant of the workflow."""
     task_queue = f"registry-{uuid.uuid4().hex[:8]}"
-    async with Worker(
+    async with LeavingWorker(
         client,
         task_queue=task_queue,
         workflows=[InstanceRegistry, StandInFaultManager],

@@ -15,6 +15,7 @@ from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, healthy, unhealthy
 from tests.eventually import eventually
+from tests.leaving_worker import LeavingWorker
 from tests.workflows.strategy_world import RecordingFaultManager, StrategyWorld, round_report, strategy_world
 from workers.controller_worker import activities
 from workers.versions import deployment_config
@@ -35,7 +36,7 @@ class ChangedRound:
 
 async def versioned_worker(client: Client, world: StrategyWorld, http: httpx.AsyncClient, build_id: str, rounds: type) -> Worker:
     attributes = await ensure_search_attributes(client)
-    return Worker(
+    return LeavingWorker(
         client,
         task_queue=world.task_queue,
         workflows=[rounds, EventPusher, RecordingFaultManager],
