@@ -5,7 +5,9 @@ Typer's app is built here; each command's work is in a module of its own, import
 line on stderr says what to do), 130 Ctrl-C.
 """
 
+import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,7 +26,6 @@ _PASS_THROUGH: Final[dict[str, Any]] = {
 
 app = typer.Typer(
     name="autotomy",
-    help="Sheds dead data-parallel ranks from expert-parallel LLM inference and keeps the survivors serving.",
     epilog="New here? `autotomy demo` shows the main job in a minute. `autotomy up` keeps the same installation running.",
     no_args_is_help=True,
     add_completion=False,
@@ -34,6 +35,22 @@ app = typer.Typer(
 )
 
 app.add_typer(instance_app, name="instance")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autotomy {version('autotomy')}, temporalio {version('temporalio')}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[  # the option's own callback answers
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show what is installed, and exit.")
+    ] = False,
+) -> None:
+    """Sheds dead data-parallel ranks from expert-parallel LLM inference and keeps the survivors serving."""
+
 
 RunDirOption = Annotated[
     Path | None,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -42,6 +43,12 @@ def test_help_names_every_command_and_comes_at_once() -> None:
     ):
         assert f"  {command} " in shown.stdout
     assert took_sec < 3.0, "imports at the top of the command"
+
+
+def test_the_version_tells_what_a_report_of_a_bug_needs() -> None:
+    shown = autotomy("--version")
+    assert shown.returncode == 0
+    assert re.fullmatch(r"autotomy \d+\.\d+\.\d+, temporalio \d+\.\d+\.\d+, Python 3\.\d+\.\d+\n", shown.stdout)
 
 
 @pytest.mark.parametrize("command", ["api", "worker", "node-manager", "dp-supervisor", "coordinator", "drill"])
