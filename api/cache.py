@@ -1,8 +1,10 @@
 """What the API remembers for a moment, so that reports and heartbeats do not ask a workflow each.
 
 Declarations never change while an instance lives, so they may be old; an id that is not there is asked for again at once.
-Records are kept for about one heartbeat interval. When nobody answers, an old record is better than none, for a while: a
-heartbeat's reply only ever adds committed ranks. Concurrent requests share one question.
+Records are kept for about one heartbeat interval. When nobody answers at once, an old record is better than none, for a
+while: a heartbeat's reply only ever adds committed ranks; and a report reaches its FaultManager's history also while no worker
+lives. Whoever waits for what is known already waits a moment only: the call that follows needs the rest of the two seconds.
+Concurrent requests share one question.
 """
 
 import asyncio
@@ -27,6 +29,9 @@ RECORD_USABLE_SEC: Final = 60.0
 _MISS_PAUSE_SEC: Final = 0.2
 """Unknown ids are asked for at most so often; whoever asks meanwhile waits for it."""
 
+_RENEWAL_PATIENCE_SEC: Final = 0.2
+"""How long something newer is waited for where something older will do."""
+
 
 class _Kept(Generic[T]):
     """One value with its age, and the question that is under way."""
@@ -38,10 +43,20 @@ class _Kept(Generic[T]):
         self.at = float("-inf")
         self.asked_at = float("-inf")
         """When the question was put that the value answers: what happened later it may not know."""
+        self._changed_at = float("-inf")
 
     @property
     def age_sec(self) -> float:
         return time.monotonic() - self.at
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was changed by this process after the question that the value answers was put."""
+        return self.asked_at < self._changed_at
+
+    def changed(self) -> None:
+        """This process has just changed what the value tells."""
+        self._changed_at = time.monotonic()
 
     async def renewed(self) -> T:
         """The newest value; whoever else asks meanwhile gets the same answer."""
@@ -49,6 +64,14 @@ class _Kept(Generic[T]):
             self._asking = asyncio.create_task(self._renew())
             self._asking.add_done_callback(_seen)
         return await asyncio.shield(self._asking)
+
+    async def renewed_in_a_moment(self) -> None:
+        """Renews the value, if that is a matter of a moment; otherwise the question goes on and the value stays."""
+        try:
+            async with asyncio.timeout(_RENEWAL_PATIENCE_SEC):
+                await self.renewed()
+        except (HttpError, TimeoutError):
+            pass
 
     async def _renew(self) -> T:
         asked_at = time.monotonic()
@@ -73,14 +96,12 @@ class Instances:
 
     async def find(self, instance_id: int) -> Topology | None:
         """The declared topology, or None for an unknown instance. Raises HttpError 503 when nobody can be asked."""
-        known = self._known(instance_id)
-        if known is None:
+        if self._known(instance_id) is None:
             return await self._missed(instance_id)
+        while self._view.outdated:
+            await self._view.renewed()
         if self._view.age_sec > DECLARATIONS_FRESH_SEC:
-            try:
-                await self._view.renewed()
-            except HttpError:
-                return known
+            await self._view.renewed_in_a_moment()
         return self._known(instance_id)
 
     async def _missed(self, instance_id: int) -> Topology | None:
@@ -105,7 +126,7 @@ class Instances:
         known = self._view.value
         if fresh or known is None or known.version < version or self._view.age_sec > DECLARATIONS_FRESH_SEC:
             known = await self._view.renewed()
-        if known.version < version:  # a question that was under way already
+        if known.version < version or self._view.outdated:  # a question that was under way already
             known = await self._view.renewed()
         return known
 
@@ -121,7 +142,7 @@ class Instances:
 
     def forget(self) -> None:
         """A declaration was made or removed here: what is known is old."""
-        self._view.at = float("-inf")
+        self._view.changed()
 
     async def record(self, instance_id: int, *, fresh: bool) -> RuntimeRecord:
         """An instance's record. Raises WorkflowUnknown (declared, but its FaultManager does not run), HttpError 503.
@@ -129,14 +150,11 @@ class Instances:
         `fresh`: asked now. Otherwise up to RECORD_FRESH_SEC old, and when nobody answers up to RECORD_USABLE_SEC.
         """
         kept = self._records.setdefault(instance_id, _Kept(lambda: self._ask_record(instance_id)))
-        if not fresh and kept.value is not None and kept.age_sec < RECORD_FRESH_SEC:
-            return kept.value
-        try:
+        if fresh or kept.value is None or kept.age_sec > RECORD_USABLE_SEC:
             return await kept.renewed()
-        except HttpError:
-            if fresh or kept.value is None or kept.age_sec > RECORD_USABLE_SEC:
-                raise
-            return kept.value
+        if kept.age_sec >= RECORD_FRESH_SEC:
+            await kept.renewed_in_a_moment()
+        return kept.value
 
     def forget_record(self, instance_id: int) -> None:
         """It was just told something: its record is old."""

@@ -1,8 +1,9 @@
 """POST /controller/heartbeat: a Pod lives, with these ranks; the reply tells it which ranks were removed (contracts §3).
 
 A missing heartbeat is lifecycle information and never removes a rank. What a Pod should name is its registered ranks
-without the committed ones, exactly. While a round or a late finalize is under way the Pod may not have learned yet what was
-committed, or have learned it before this API: then the sets before and after both pass.
+without the committed ones, exactly. While a round or a late finalize is under way the Pod may not have learned yet what this
+round or an earlier one committed, or have learned it before this API: then every set from what will be left to all its ranks
+passes, and the reply tells it.
 """
 
 from typing import Final
@@ -86,4 +87,4 @@ def may_name(ranks: set[int], named: set[int], record: RuntimeRecord) -> bool:
     if named == after:
         return True
     under_way = record.phase in TRANSACTION_PHASES or bool(record.pending_finalize) or record.phase is FtPhase.RECONFIGURING
-    return under_way and named in (ranks, after - set(record.pending_removed_ranks))
+    return under_way and after - set(record.pending_removed_ranks) <= named <= ranks

@@ -3,9 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
+
+import api.cache
 from api.cache import Instances
 from domain.messages.instance_registry import RegisteredInstance, RegistryView
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_SEC, eventually
 from tests.workflows.factories import topology
 
 
@@ -57,3 +60,53 @@ async def test_many_who_ask_for_what_is_not_there_share_few_questions() -> None:
     instances = Instances(registry)  # type: ignore[arg-type]
     assert await asyncio.gather(*(instances.find(number) for number in range(100))) == [None] * 100
     assert registry.asked <= 2
+
+
+async def test_what_is_known_does_not_wait_for_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that follows, a report's signal, needs the rest of the caller's two seconds."""
+    registry = Registry()
+    instances = Instances(registry)  # type: ignore[arg-type]
+    registry.declare()
+    assert await instances.find(7) is not None
+    monkeypatch.setattr(api.cache, "DECLARATIONS_FRESH_SEC", 0.0)
+    registry.held.clear()
+    assert await asyncio.wait_for(instances.find(7), PATIENCE_SEC) is not None
+    assert registry.asked == 2
+    registry.view = RegistryView(version=2)
+    registry.held.set()
+    assert await instances.find(7) is not None, "the answer that was under way"
+    assert await instances.find(7) is None, "a fresh one"
+
+
+async def test_an_old_record_does_not_wait_for_a_worker_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    instances = Instances(registry)  # type: ignore[arg-type]
+    first = await instances.record(7, fresh=False)
+    monkeypatch.setattr(api.cache, "RECORD_FRESH_SEC", 0.0)
+    registry.held.clear()
+    assert await asyncio.wait_for(instances.record(7, fresh=False), PATIENCE_SEC) is first
+    monkeypatch.setattr(api.cache, "RECORD_USABLE_SEC", 0.0)
+    too_old = asyncio.create_task(instances.record(7, fresh=False))
+    asked_now = asyncio.create_task(instances.record(7, fresh=True))
+    await asyncio.sleep(0)
+    registry.held.set()
+    await asyncio.wait_for(asyncio.gather(too_old, asked_now), PATIENCE_SEC)
+    assert registry.asked == 2
+
+
+async def test_a_removal_made_here_is_known_however_slow_the_registry_is() -> None:
+    registry = Registry()
+    instances = Instances(registry)  # type: ignore[arg-type]
+    registry.declare()
+    assert await instances.find(7) is not None
+    registry.held.clear()
+    under_way = asyncio.create_task(instances.all())
+    await eventually(lambda: registry.asked == 2, "a question from before the removal")
+    registry.view = RegistryView(version=2)
+    instances.forget()
+    after = asyncio.create_task(instances.find(7))
+    await asyncio.sleep(2 * api.cache._RENEWAL_PATIENCE_SEC)
+    assert not after.done()
+    registry.held.set()
+    assert len(await under_way) == 1
+    assert await after is None

@@ -42,6 +42,20 @@ def test_while_a_finalize_is_pending_both_sets_pass() -> None:
     assert may_name({0, 1}, {0}, late)
 
 
+@pytest.mark.parametrize(
+    ("named", "passes"),
+    [({0}, True), ({0, 2}, True), ({0, 1, 2}, True), ({0, 3}, False), ({1, 2}, False), ({0, 1, 2, 3}, False), (set(), False)],
+)
+def test_a_pod_that_missed_the_finalize_of_a_later_round_is_told_and_not_refused(named: set[int], passes: bool) -> None:
+    second_round = record(FtPhase.SCALED_DOWN_RUNNING, dead=(1, 2), pending_finalize=("10.0.0.1:1026",))
+    assert may_name({0, 1, 2}, named, second_round) is passes
+
+
+@pytest.mark.parametrize("named", [{0, 2}, {0}])
+def test_a_second_round_takes_a_pod_that_knows_the_first_ones_end(named: set[int]) -> None:
+    assert may_name({0, 1, 2}, named, record(FtPhase.POST_SCALE_CLEANUP, dead=(1, 2)))
+
+
 @pytest.mark.parametrize(("named", "passes"), [({0, 1}, True), ({0}, False), (set(), False), ({0, 1, 2}, False)])
 def test_where_nothing_was_ever_removed_only_the_complete_set_will_do(named: set[int], passes: bool) -> None:
     assert may_name({0, 1}, named, record(FtPhase.NORMAL)) is passes

@@ -1,5 +1,7 @@
 """What the API says while Temporal or every worker is away, and that it recovers by itself."""
 
+import asyncio
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -8,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import Client
+from temporalio.envconfig import ClientConnectConfig
 
+import api.cache
 from api.gateway import Gateway
 from domain.messages.instance_registry import (
     INSTANCE_REGISTRY_ID,
@@ -19,21 +23,21 @@ from domain.messages.instance_registry import (
     RemoveCall,
 )
 from service.http import HttpError
-from service.temporal import server_command
+from service.temporal import connect, server_command
 from tests.api.installation import Controller, a_namespace, an_api, declaration
 from tests.listening import free_port
 from tests.workflows.factories import config
-from tests.workflows.fault_manager_world import World, worker_of
+from tests.workflows.fault_manager_world import PATIENCE_SEC, World, worker_of
+
+REPORT = "/controller/report_software_fault"
+DEAD_RANK = {"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1}
+STATUS = "/controller/fault_tolerance/status?instance_id=7"
 
 CALLS = [
     ("GET", "/readiness", None),
     ("GET", "/controller/fault_tolerance/status", None),
     ("PUT", "/controller/instances/7", declaration(7)),
-    (
-        "POST",
-        "/controller/report_software_fault",
-        {"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1},
-    ),
+    ("POST", REPORT, DEAD_RANK),
 ]
 
 
@@ -62,11 +66,11 @@ async def test_without_temporal_every_call_says_so_and_where(without_temporal: t
 
 
 @contextmanager
-def a_server(port: int, directory: Path) -> Iterator[None]:
+def a_server(port: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (directory / "server.log").open("wb") as log:
         server = subprocess.Popen(server_command(directory / "t.db", "127.0.0.1", port, None), stdout=log, stderr=log)
         try:
-            yield
+            yield server
         finally:
             server.kill()
             server.wait(10)
@@ -104,3 +108,35 @@ async def test_an_update_that_nobody_takes_is_a_503_and_no_bug(temporal_client: 
                 INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, RegistryStart(), REMOVE_UPDATE, call, RegistryReply
             )
         assert (refused.value.status, refused.value.reason) == (503, "NO_WORKER")
+
+
+KNOWN_CALLS = [
+    ("POST", "/controller/instances/7/republish", None),
+    ("GET", "/controller/instances/7/plan?dead=1", None),
+    ("GET", STATUS, None),
+]
+"""Of an instance that the API has in its memory."""
+
+
+async def test_what_it_remembers_does_not_make_it_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory that is renewed must leave the call that follows its time, be it the worker that is silent or the server."""
+    monkeypatch.setattr(api.cache, "DECLARATIONS_FRESH_SEC", 0.0)
+    monkeypatch.setattr(api.cache, "RECORD_FRESH_SEC", 0.0)
+    port = free_port()
+    settings: ClientConnectConfig = {"target_host": f"127.0.0.1:{port}", "namespace": "default"}
+    with a_server(port, tmp_path) as server:
+        world = World(await asyncio.wait_for(connect(settings), PATIENCE_SEC), 7, config())
+        async with an_api(settings, world.task_queue, config()) as controller:
+            async with worker_of(world, registry=True):
+                await controller.until("/readiness", lambda reply: reply.status_code == 200)
+                assert (await controller.call("PUT", "/controller/instances/7", declaration(7))).status_code == 200
+                await controller.until(STATUS, lambda reply: reply.status_code == 200)
+                assert (await controller.call("POST", REPORT, DEAD_RANK)).status_code == 200
+            for method, path, body in KNOWN_CALLS:
+                await says_503(controller, method, path, body, "NO_WORKER")
+            began = time.monotonic()
+            taken = await controller.call("POST", REPORT, DEAD_RANK)
+            assert (taken.status_code, time.monotonic() - began < 2.0) == (200, True), "its FaultManager's history has it"
+            server.send_signal(signal.SIGSTOP)
+            for method, path, body in [*KNOWN_CALLS, ("POST", REPORT, DEAD_RANK)]:
+                await says_503(controller, method, path, body, "TEMPORAL_UNAVAILABLE")
