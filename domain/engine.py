@@ -9,10 +9,10 @@ round, as an enum (RFC §5 steps 5 and 8).
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import StrictBool, StrictInt, ValidationError
 
 from domain.errors import ProtocolError
-from domain.model import Rank, Strict, Tolerant
+from domain.model import Rank, Strict, Tolerant, WireNumber
 
 
 class EngineStatus(StrEnum):
@@ -87,8 +87,8 @@ class RankEntry(EngineEntry):
 class StatusBody(Tolerant):
     """The body of the engine's status reply."""
 
-    schema_version: int
-    total_engines: int | None = None
+    schema_version: StrictInt
+    total_engines: StrictInt | None = None
     engines: tuple[EngineEntry, ...]
 
 
@@ -178,12 +178,12 @@ def _is_ours(entry: EngineEntry, request_id: str, before: EngineEntry | None) ->
 class FtCapability(Strict):
     """What the engines of an instance can do, told at registration or declaration (contracts §5)."""
 
-    enabled: bool
-    scale_down_supported: bool
-    retry_supported: bool = False
-    external_lb: bool
-    auto_recovery: bool = False
-    eplb_enabled: bool
-    num_redundant_experts: int = 0
-    engine_recovery_timeout_sec: float = 120.0
+    enabled: StrictBool
+    scale_down_supported: StrictBool
+    retry_supported: StrictBool = False
+    external_lb: StrictBool
+    auto_recovery: StrictBool = False
+    eplb_enabled: StrictBool
+    num_redundant_experts: StrictInt = 0
+    engine_recovery_timeout_sec: WireNumber = 120.0
     dialect: Dialect | None = None

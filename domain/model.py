@@ -34,6 +34,7 @@ def _reject_bool(value: object) -> object:
 NotBool = BeforeValidator(_reject_bool)
 """For numbers in configuration: `true` is not 1."""
 
+WireNumber = Annotated[float, Field(strict=True)]
 WireSeconds = Annotated[float, Field(strict=True, ge=0, le=86_400)]
 """A duration on the wire, in seconds."""
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from domain.engine import FtCapability
 from domain.model import InstanceId, Port, Rank, Strict
@@ -59,7 +59,7 @@ class Endpoint(Strict):
     pod_ip: str = Field(min_length=1)
     ip: str = Field(min_length=1)
     business_port: Port
-    headless: bool = False
+    headless: StrictBool = False
     device_ids: tuple[str, ...] = ()
     node_manager_port: Port | None = None
 

@@ -13,14 +13,24 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
-from temporalio.client import Client, Interceptor, OutboundInterceptor, QueryWorkflowInput, WorkflowQueryFailedError
+from temporalio.client import (
+    Client,
+    DescribeWorkflowInput,
+    Interceptor,
+    OutboundInterceptor,
+    QueryWorkflowInput,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+)
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
@@ -39,8 +49,14 @@ UPDATE_CUT_OFF: Final = "AcceptedUpdateCompletedWorkflow"
 UPDATE_NOT_TAKEN: Final = "UnprocessedUpdate"
 """The type of an update's failure: it met a run that was just making room for the next. Nothing was done with it."""
 
-ASKED_TOO_EARLY: Final = "this workflow is about to go on at another worker: ask again in a moment"
-"""How a query fails that came upon events before their workflow task (`workers/workflow_runner.py`)."""
+ENDED_HEADER: Final = "ended"
+"""The header of a query to a workflow that has ended: no workflow task will ever come to it."""
+
+ASKED_TOO_EARLY: Final = (
+    "events have come that no workflow task has begun with: ask again in a moment; "
+    f"if this workflow has ended, ask with --headers {ENDED_HEADER}=true"
+)
+"""How a query fails that came upon such events (`workers/workflow_runner.py`)."""
 
 SEARCH_ATTRIBUTES: Final[Mapping[str, str]] = {
     "InstanceId": "Int",
@@ -161,7 +177,8 @@ async def _attempt(settings: ClientConnectConfig, timeout_sec: float, runtime: R
 
 
 class _QueriesAskAgain(Interceptor):
-    """A client whose queries ask once more where they came too early; the answer then waits for the workflow task."""
+    """A client whose queries ask once more where they came too early. The answer then waits for the workflow task, or is of a
+    workflow that has ended."""
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002
         return _QueryTwice(next)
@@ -174,6 +191,13 @@ class _QueryTwice(OutboundInterceptor):
         except WorkflowQueryFailedError as error:
             if error.message != ASKED_TOO_EARLY:
                 raise
+        described = await super().describe_workflow(
+            DescribeWorkflowInput(
+                id=input.id, run_id=input.run_id, rpc_metadata=input.rpc_metadata, rpc_timeout=input.rpc_timeout
+            )
+        )
+        if described.status is not WorkflowExecutionStatus.RUNNING:
+            input = replace(input, headers={**input.headers, ENDED_HEADER: Payload()})  # noqa: A001
         return await super().query_workflow(input)
 
 

@@ -7,11 +7,15 @@ the task's, and stays in the cache. If an update or a signal comes with the task
 events before it; a replay sees all at once, updates first. The commands then stand in another order than the history, and
 the workflow can never be replayed again: whatever waits for it waits for ever (docs/track-record.md).
 
-So an instance here refuses events without a workflow task. The query fails, the workflow leaves the cache, the history stays
-good; asked again, the server lets the query wait for the task. `service.temporal.connect` gives clients that do so.
+Or nothing else comes with the task: then the SDK ends it without a word to the workflow, by commands of another time.
+
+So an instance here keeps such events back until it sees the query. That fails, the workflow leaves the cache, the history stays
+good; asked again, the server lets the query wait for the task. Only a query that says that the workflow has ended is answered: a
+registry that was terminated under such an event is asked by the next one what it knew, and no task will ever come to it.
+`service.temporal.connect` gives clients that ask again, and that say so.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
@@ -20,7 +24,7 @@ from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 from temporalio.workflow import Info
 
-from service.temporal import ASKED_TOO_EARLY
+from service.temporal import ASKED_TOO_EARLY, ENDED_HEADER
 
 PASSED_THROUGH: Final = (
     "domain",
@@ -47,7 +51,8 @@ PASSED_THROUGH: Final = (
 """Loaded once a process instead of once a workflow: pure, or used by workflows as definitions only. A first workflow task
 takes 10 ms this way and 40 ms without; the modules that define workflows stay inside the sandbox."""
 
-_NO_EVENTS: Final = frozenset({"query_workflow", "remove_from_cache"})
+_QUERY: Final = "query_workflow"
+_REMOVAL: Final = "remove_from_cache"
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:
@@ -61,6 +66,30 @@ class _Runner(SandboxedWorkflowRunner):
         return _Instance(super().create_instance(det))
 
 
+def _nothing_done(act: WorkflowActivation) -> WorkflowActivationCompletion:
+    done = WorkflowActivationCompletion(run_id=act.run_id)
+    done.successful.SetInParent()
+    return done
+
+
+def _failed(act: WorkflowActivation, why: str) -> WorkflowActivationCompletion:
+    failed = WorkflowActivationCompletion(run_id=act.run_id)
+    failed.failed.failure.message = why
+    return failed
+
+
+class _Task(NamedTuple):
+    """What tells one workflow task from the next: events that come with the same belong to a task that has not begun.
+
+    The time alone would not do: a server whose clock was set back begins tasks at what looks like the same time. The history has
+    grown at each.
+    """
+
+    seconds: int
+    nanos: int
+    history_size_bytes: int
+
+
 class _Instance(WorkflowInstance):
     """One cached workflow. It never names a context: our converters and codecs do not care which command a payload belongs to.
 
@@ -70,21 +99,30 @@ class _Instance(WorkflowInstance):
 
     def __init__(self, sandboxed: WorkflowInstance) -> None:
         self._sandboxed = sandboxed
-        self._began_at: tuple[int, int] | None = None
+        self._task = _Task(0, 0, 0)
         self._history_length = 0
+        self._kept_back: WorkflowActivation | None = None
+        self._has_ended = False
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        """The sandbox's commands, or a failure for events that no workflow task began with.
-
-        Each workflow task has a start of its own; later events at the same start belong to a task that has not begun.
-        """
-        if any(job.WhichOneof("variant") not in _NO_EVENTS for job in act.jobs):
-            began_at = (act.timestamp.seconds, act.timestamp.nanos)
-            if began_at == self._began_at and act.history_length > self._history_length:
-                refused = WorkflowActivationCompletion(run_id=act.run_id)
-                refused.failed.failure.message = ASKED_TOO_EARLY
-                return refused
-            self._began_at, self._history_length = began_at, act.history_length
+        """The sandbox's commands; nothing for events without a workflow task, and then a failure for what comes next."""
+        kinds = {job.WhichOneof("variant") for job in act.jobs}
+        if _REMOVAL in kinds:
+            return self._sandboxed.activate(act)
+        if self._kept_back is not None:
+            if kinds != {_QUERY} or not all(ENDED_HEADER in job.query_workflow.headers for job in act.jobs):
+                return _failed(act, ASKED_TOO_EARLY)
+            self._sandboxed.activate(self._kept_back)
+            self._kept_back, self._has_ended = None, True
+        if kinds == {_QUERY}:
+            return self._sandboxed.activate(act)
+        if self._has_ended:
+            return _failed(act, "it was said to have ended, and goes on")
+        task = _Task(act.timestamp.seconds, act.timestamp.nanos, act.history_size_bytes)
+        if task == self._task and act.history_length > self._history_length:
+            self._kept_back = act
+            return _nothing_done(act)
+        self._task, self._history_length = task, act.history_length
         return self._sandboxed.activate(act)
 
     def get_serialization_context(self, command_info: object) -> None:

@@ -6,7 +6,7 @@ NodeManagers' reports in our form are `node_manager.PodReport`; the models here 
 from enum import IntEnum
 from typing import Annotated
 
-from pydantic import Field, StrictBool
+from pydantic import Field, StrictBool, StrictInt
 
 from domain.engine import EngineStatus, FtCapability
 from domain.messages.node_manager import FtPacing
@@ -47,7 +47,7 @@ class InstanceDeclaration(Strict):
 class AdditionalInfo(Strict):
     ft_state: str | None = None
     ft_error: str | None = None
-    mask: tuple[int, ...] | None = None
+    mask: tuple[StrictInt, ...] | None = None
     last_ft_request_id: str | None = None
 
 
@@ -65,7 +65,7 @@ class SoftwareFaultReport(Strict):
 
 
 class ReportReply(Tolerant):
-    accepted: bool
+    accepted: StrictBool
     reason: str
 
 
@@ -97,7 +97,7 @@ class CoordinatorAnnouncement(Strict):
     url: str = Field(pattern=r"^https?://[^\s]+$")
     incarnation: str = Field(min_length=1)
     has_view: StrictBool
-    last_push_sec_ago: float | None = Field(default=None, ge=0)
+    last_push_sec_ago: float | None = Field(default=None, strict=True, ge=0)
 
 
 class TerminateRequest(Strict):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, StrictInt, field_validator
 
 from domain.engine import EntrySource, Instruction, RankEntry
-from domain.model import Generation, InstanceId, Port, Rank, RequestId, Strict, Tolerant, WireSeconds
+from domain.model import Generation, InstanceId, Port, Rank, RequestId, Strict, Tolerant, WireNumber, WireSeconds
 from domain.topology import Endpoint, Role
 
 FT_PREFIX = "/node-manager/fault-tolerance"
@@ -68,8 +68,8 @@ class GuardReply(Tolerant):
     """`lapsed`: the lease had run out before this renewal, and nobody else had taken the Pod meanwhile."""
 
     status: Literal["guarded"]
-    expires_in_sec: float
-    lapsed: bool = False
+    expires_in_sec: WireNumber
+    lapsed: StrictBool = False
 
 
 class ApplyParams(Strict):
@@ -94,7 +94,7 @@ class ApplyRequest(Strict):
 class EngineApplied(Tolerant):
     """What one engine answered: its HTTP status (202 is the only acceptance), or None where it could not be learnt."""
 
-    http: int | None
+    http: StrictInt | None
     message: str | None = None
 
 
@@ -127,8 +127,8 @@ class ProbeRequest(Strict):
 class ProbeResult(Tolerant):
     """`ok` is HTTP 200 with a finish reason that is not `abort`."""
 
-    ok: bool
-    http: int | None = None
+    ok: StrictBool
+    http: StrictInt | None = None
     finish_reason: str | None = None
     detail: str | None = None
 
@@ -242,34 +242,34 @@ class PodStatusReply(Tolerant):
 
 class GuardRecord(Tolerant):
     request_id: str
-    generation: int | None
-    expires_in_sec: float
-    live: bool
-    applied: bool
+    generation: StrictInt | None
+    expires_in_sec: WireNumber
+    live: StrictBool
+    applied: StrictBool
 
 
 class TransactionRecord(Tolerant):
     """One request id as the journal knows it. `verdict`: committed, aborted, or None while open."""
 
     request_id: str
-    generation: int | None = None
-    guarded: bool = False
+    generation: StrictInt | None = None
+    guarded: StrictBool = False
     apply_engines: dict[str, EngineApplied] = {}
     apply_outcome: str | None = None  # "accepted", or a NodeManagerReason
     instruction: str | None = None
-    removed_dp_ranks: tuple[int, ...] = ()
+    removed_dp_ranks: tuple[Rank, ...] = ()
     verdict: str | None = None
-    retired_endpoint_ids: tuple[int, ...] = ()
+    retired_endpoint_ids: tuple[Rank, ...] = ()
 
 
 class JournalReply(Tolerant):
     """GET …/journal (ours): what a FaultManager without memory needs to know (design §1)."""
 
     incarnation: str
-    instance_id: int | None
-    highest_generation: int
-    retired_ranks: tuple[int, ...]
-    dead_committed: tuple[int, ...]
+    instance_id: InstanceId | None
+    highest_generation: Generation
+    retired_ranks: tuple[Rank, ...]
+    dead_committed: tuple[Rank, ...]
     guard: GuardRecord | None
     transactions: tuple[TransactionRecord, ...]
     engines: dict[str, str] = {}
@@ -290,7 +290,7 @@ class RankReport(Strict):
     exception_message: str | None = None
     ft_state: str | None = None
     ft_error: str | None = None
-    mask: tuple[int, ...] | None = None
+    mask: tuple[StrictInt, ...] | None = None
     last_ft_request_id: str | None = None
 
 

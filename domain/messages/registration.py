@@ -7,7 +7,7 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from domain.engine import FtCapability
 from domain.messages.node_manager import FtPacing
@@ -112,7 +112,7 @@ class RegisterReply(Tolerant):
     endpoints: tuple[Endpoint, ...] = ()
     master_dp_ip: str | None = None
     dp_master_port: Port
-    hold: bool
+    hold: StrictBool
     hold_reason: Hold | None = None
-    waiting_for: tuple[int, ...] = ()
+    waiting_for: tuple[StrictInt, ...] = ()
     fault_tolerance_config: FtPacing | None = None

@@ -1,8 +1,8 @@
 """What the resource monitor tells the Controller: hardware faults of cards and nodes (contracts §3, §6)."""
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
-from domain.model import Strict
+from domain.model import InstanceId, Strict
 
 
 class HardwareFaultReport(Strict):
@@ -31,6 +31,6 @@ class HardwareFaultClear(Strict):
 class HardwareReply(Strict):
     """Whether anybody had use for it, and which instances were told."""
 
-    accepted: bool
+    accepted: StrictBool
     reason: str
-    instances: tuple[int, ...] = ()
+    instances: tuple[InstanceId, ...] = ()

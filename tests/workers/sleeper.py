@@ -17,8 +17,8 @@ SLEEP_SEC = 2.0
 
 
 @activity.defn
-async def act() -> None:
-    """Nothing but an event in the history."""
+async def act(now: float) -> None:
+    """Nothing but an event in the history: when the workflow believed to be."""
 
 
 @workflow.defn
@@ -31,7 +31,7 @@ class Sleeper:
     @workflow.run
     async def run(self) -> None:
         await workflow.sleep(SLEEP_SEC)
-        await workflow.execute_activity(act, start_to_close_timeout=timedelta(seconds=60))
+        await workflow.execute_activity(act, workflow.time(), start_to_close_timeout=timedelta(seconds=60))
         await workflow.wait_condition(lambda: self._count < 0)
 
     @workflow.update

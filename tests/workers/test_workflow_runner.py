@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Replayer
@@ -36,36 +37,91 @@ async def kinds(handle: Handle) -> list[str]:
     return [EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in events]
 
 
-async def test_a_query_between_two_workers_leaves_a_history_that_replays(temporal_client: Client, temporal_server: str) -> None:
-    """The first worker is killed; a query looks for it, and while it does a timer fires; then comes an update.
+async def has(handle: Handle, kind: str) -> None:
+    """Returns when an event of that kind is in the history."""
 
-    Without the guard the activity's command stood before the update's acceptance in the history, and after it in replay.
-    """
+    async def is_there() -> bool:
+        return kind in await kinds(handle)
+
+    await eventually(is_there, kind, within_sec=20)
+
+
+@contextlib.asynccontextmanager
+async def asked_between_two_workers(client: Client, address: str) -> AsyncIterator[tuple[Handle, "asyncio.Task[int]"]]:
+    """A sleeper and a query under way: the first worker is killed, the query looks for it, and while it does the timer fires."""
     queue = f"sleeper-{uuid.uuid4().hex}"
-    async with worker_process(temporal_server, queue) as first:
-        handle: Handle = await temporal_client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
-
-        async def sleeps() -> bool:
-            return "TIMER_STARTED" in await kinds(handle)
-
-        await eventually(sleeps, "the workflow sleeps", within_sec=20)
+    async with worker_process(address, queue) as first:
+        handle: Handle = await client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
+        await has(handle, "TIMER_STARTED")
         first.kill()
         await first.wait()
-        async with worker_process(temporal_server, queue):
+        async with worker_process(address, queue):
             await asyncio.sleep(SLEEP_SEC - 0.2)
             query = asyncio.create_task(handle.query(Sleeper.counted))
+            await has(handle, "TIMER_FIRED")
+            try:
+                yield handle, query
+            finally:
+                query.cancel()
+    await handle.terminate()
 
-            async def woken() -> bool:
-                return "TIMER_FIRED" in await kinds(handle)
 
-            await eventually(woken, "the timer fires", within_sec=20)
-            counted = await handle.execute_update(Sleeper.count)
-            assert (await query, counted) in {(0, 1), (1, 1)}
-
-            async def acted() -> bool:
-                return "ACTIVITY_TASK_COMPLETED" in await kinds(handle)
-
-            await eventually(acted, "the activity is done", within_sec=20)
+async def replays(handle: Handle) -> None:
+    """Its history replays, and what it did in a workflow task it did at that task's time."""
     history = await handle.fetch_history()
     await Replayer(workflows=[Sleeper], workflow_runner=workflow_runner()).replay_workflow(history)
+    events = {event.event_id: event for event in history.events}
+    acted = next(e for e in history.events if e.HasField("activity_task_scheduled_event_attributes"))
+    scheduled = acted.activity_task_scheduled_event_attributes
+    completed = events[scheduled.workflow_task_completed_event_id].workflow_task_completed_event_attributes
+    began_at = events[completed.started_event_id].event_time.ToNanoseconds() / 1e9
+    assert float(scheduled.input.payloads[0].data) == pytest.approx(began_at, abs=1e-6)
+
+
+async def test_a_query_between_two_workers_leaves_a_history_that_replays(temporal_client: Client, temporal_server: str) -> None:
+    """Then comes an update: the activity's command once stood before its acceptance in the history, and after it in replay."""
+    async with asked_between_two_workers(temporal_client, temporal_server) as (handle, query):
+        counted = await handle.execute_update(Sleeper.count)
+        assert (await query, counted) in {(0, 1), (1, 1)}
+        await has(handle, "ACTIVITY_TASK_COMPLETED")
+        await replays(handle)
+
+
+async def test_a_query_between_two_workers_shifts_no_clock(temporal_client: Client, temporal_server: str) -> None:
+    """Nothing comes but the timer's own workflow task: what is done at it is done at its time."""
+    async with asked_between_two_workers(temporal_client, temporal_server) as (handle, query):
+        assert await query == 0
+        await has(handle, "ACTIVITY_TASK_COMPLETED")
+        await replays(handle)
+
+
+async def test_a_workflow_that_ended_before_its_task_came_still_answers(temporal_client: Client, temporal_server: str) -> None:
+    """A registry that was terminated is asked by the next one what it knew; no workflow task will ever come to it."""
+    queue = f"sleeper-{uuid.uuid4().hex}"
+    async with worker_process(temporal_server, queue) as only:
+        handle: Handle = await temporal_client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
+        await has(handle, "TIMER_STARTED")
+        only.kill()
+        await only.wait()
+    await has(handle, "TIMER_FIRED")
     await handle.terminate()
+    async with worker_process(temporal_server, queue):
+        assert await asyncio.wait_for(handle.query(Sleeper.counted), 20) == 0
+        assert await asyncio.wait_for(handle.query(Sleeper.counted), 20) == 0
+
+
+async def test_a_server_clock_that_is_set_back_makes_no_task_fail(temporal_client: Client, temporal_server: str) -> None:
+    """The SDK shows the latest time it has seen until the clock has passed it: two tasks then begin at the same time."""
+    queue = f"sleeper-{uuid.uuid4().hex}"
+    async with worker_process(temporal_server, queue):
+        handle: Handle = await temporal_client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
+        await has(handle, "ACTIVITY_TASK_COMPLETED")
+        for count in (1, 2, 3):
+            assert await handle.execute_update(Sleeper.count) == count
+    history = await handle.fetch_history()
+    await handle.terminate()
+    slept = next(e.event_id for e in history.events if e.HasField("timer_fired_event_attributes"))
+    for event in history.events:
+        if event.event_id >= slept:
+            event.event_time.FromNanoseconds(event.event_time.ToNanoseconds() - 3_600_000_000_000)
+    await Replayer(workflows=[Sleeper], workflow_runner=workflow_runner()).replay_workflow(history)
