@@ -68,7 +68,7 @@ async def _apply(http: httpx.AsyncClient, call: ApplyCall, group: Question, run:
     except AutotomyError as error:
         halt.set()
         told = refusal(group.manager, error)
-        if error.reason == NodeManagerReason.OUTCOME_UNKNOWN:
+        if error.reason == NodeManagerReason.OUTCOME_UNKNOWN or isinstance(error, ProtocolError):
             return GroupOutcome(engines=nothing, unknown=told)
         return GroupOutcome(engines={**nothing, **_told(error)}, refused=told)
 

@@ -26,7 +26,7 @@ from temporalio.client import Client
 from activities.attempt import Attempt, attempt, concurrently, settled
 from activities.peer import PeerRefused, PeerSilent, Silence, post, refusal
 from activities.view_recorder import ViewRecorder
-from domain.errors import AutotomyError, Refused, Transient
+from domain.errors import AutotomyError, Transient
 from domain.messages.coordinator import (
     REFRESH_PATH,
     ConflictReason,
@@ -220,11 +220,7 @@ def set_request(call: PushLoopCall) -> RefreshRequest:
 async def _refresh(
     http: httpx.AsyncClient, coordinator: CoordinatorRecord, request: RefreshRequest, timeout_sec: float
 ) -> RefreshOutcome:
-    try:
-        reply = await post(http, f"{coordinator.url.rstrip('/')}{REFRESH_PATH}", request, RefreshReply, timeout_sec)
-    except httpx.InvalidURL as error:
-        raise Refused(f"{coordinator.url} is no usable address: {error}", reason="BAD_URL") from None
-    return reply.data
+    return (await post(http, f"{coordinator.url.rstrip('/')}{REFRESH_PATH}", request, RefreshReply, timeout_sec)).data
 
 
 def _stale(peer: str, revision: int, known: int) -> PeerRefusal:

@@ -4,6 +4,7 @@
     200, unreadable                        → ProtocolError (Refused)
     4xx; 502 with our envelope's reason    → PeerRefused (Refused): it understood, and said no
     other 5xx; no connection; no answer    → PeerSilent (Transient), with how it failed
+    an address that cannot be one          → Refused
 
 One client serves a whole worker (`service/one_exchange.py`). Timeouts are explicit and bound the whole exchange, slow drips
 included.
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from domain.errors import AutotomyError, ProtocolError, Refused, Transient
 from domain.messages.round import PeerRefusal
+from service.one_exchange import within
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -60,12 +62,12 @@ def refusal(peer: object, error: AutotomyError) -> PeerRefusal:
 
 
 async def post(http: httpx.AsyncClient, url: str, body: BaseModel, reply: type[R], timeout_sec: float) -> R:
-    """POST `body` and read the reply. Raises PeerRefused, PeerSilent, ProtocolError."""
+    """POST `body` and read the reply. Raises Refused, PeerSilent, ProtocolError."""
     return await _exchange(http, "POST", url, body.model_dump_json(exclude_none=True), reply, timeout_sec)
 
 
 async def get(http: httpx.AsyncClient, url: str, reply: type[R], timeout_sec: float) -> R:
-    """GET and read the reply. Raises PeerRefused, PeerSilent, ProtocolError."""
+    """GET and read the reply. Raises Refused, PeerSilent, ProtocolError."""
     return await _exchange(http, "GET", url, None, reply, timeout_sec)
 
 
@@ -79,7 +81,7 @@ async def _exchange(http: httpx.AsyncClient, method: str, url: str, content: str
 async def _send(http: httpx.AsyncClient, method: str, url: str, content: str | None, timeout_sec: float) -> httpx.Response:
     try:
         async with asyncio.timeout(timeout_sec):
-            return await http.request(method, url, content=content, headers=_JSON, timeout=timeout_sec)
+            return await http.request(method, url, content=content, headers=_JSON, timeout=within(timeout_sec))
     except (TimeoutError, httpx.TimeoutException) as error:
         unsent = isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout)
         message = f"{method} {url}: no answer within {timeout_sec:.3g} s"
@@ -88,6 +90,8 @@ async def _send(http: httpx.AsyncClient, method: str, url: str, content: str | N
         how = Silence.REFUSED_CONNECTION if _refused(error) else Silence.UNREACHABLE
         why = "connection refused" if how is Silence.REFUSED_CONNECTION else str(error) or "cannot be reached"
         raise PeerSilent(f"{method} {url}: {why}", how, may_have_heard=False) from None
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise Refused(f"{url} is no usable address: {error}", reason="BAD_URL") from None
     except httpx.RequestError as error:
         message = f"{method} {url}: the answer broke off ({type(error).__name__})"
         raise PeerSilent(message, Silence.BROKEN, may_have_heard=True) from None

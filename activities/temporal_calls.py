@@ -50,6 +50,7 @@ async def signal_with_start(
                 start_signal_args=[argument],
             )
     except (TimeoutError, RPCError, RPCTimeoutOrCancelledError) as error:
+        _leave_if_cancelled()
         raise _trouble(workflow_id, f"signal {signal}", error) from None
 
 
@@ -85,8 +86,16 @@ async def update_with_start(
                 update, argument, start_workflow_operation=operation, id=update_id, result_type=result
             )
     except (TimeoutError, RPCError, RPCTimeoutOrCancelledError, WorkflowUpdateFailedError) as error:
+        _leave_if_cancelled()
         raise _trouble(workflow_id, f"update {update}", error) from None
     return cast(T, answer)
+
+
+def _leave_if_cancelled() -> None:
+    """The client makes an error of its own of a cancellation, ours or the timeout's. Raises CancelledError for ours."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from None
 
 
 def _trouble(workflow_id: str, what: str, error: Exception) -> AutotomyError:

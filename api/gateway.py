@@ -42,7 +42,7 @@ CALL_LIMIT_SEC: Final = 1.3
 """One call to Temporal."""
 
 _LOOK_LIMIT_SEC: Final = 0.4
-"""The look at the task queue after a call without an answer. With what the cache waits before (`api.cache`): below two seconds."""
+"""The look at the task queue after a call without an answer; with what the cache waits before (`api.cache`) below two seconds."""
 
 _TASK_TIMEOUT: Final = timedelta(seconds=2)
 _POLL_SEC: Final = 70.0

@@ -23,6 +23,7 @@ from coordinator.upstream import Upstream
 from coordinator.view import View
 from coordinator.view_log import ViewLog
 from domain.errors import ConfigError
+from domain.messages.controller import peer_url
 from service.arguments import port, seconds
 from service.http import bind, serve_socket, url_of
 from service.metrics import new_registry
@@ -49,13 +50,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=port, default=1025, help="OpenAI requests (%(default)s; 0 = a free one)")
     parser.add_argument("--management-port", type=port, default=1026, help="refreshes and probes (%(default)s)")
     parser.add_argument("--controller-url", help="where to announce itself (default: from the configuration)")
-    parser.add_argument("--advertise-url", help="management URL as the Controller reaches it (default: as bound)")
+    parser.add_argument(
+        "--advertise-url", type=_url, metavar="URL", help="management URL as the Controller reaches it (default: as bound)"
+    )
     parser.add_argument("--announce-interval", type=seconds, default=10.0, metavar="SEC", help="(%(default)s)")
     parser.add_argument("--connect-timeout", type=seconds, default=2.0, metavar="SEC", help="to an engine (%(default)s)")
     parser.add_argument("--silence-timeout", type=seconds, default=600.0, metavar="SEC", help="between two reads (%(default)s)")
     parser.add_argument("--view-log", type=Path, metavar="FILE", help="append each applied change as a JSON line")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: AUTOTOMY_CONFIG)")
     return parser
+
+
+def _url(text: str) -> str:
+    try:
+        return peer_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def _new_life(view_log: Path | None) -> tuple[CoordinatorState, CollectorRegistry]:

@@ -23,6 +23,7 @@ import httpx
 
 from domain.engine import Dialect, EngineEntry, Instruction, parse_status
 from domain.errors import OutcomeUnknown, ProtocolError, Transient
+from service.one_exchange import within
 
 ACCEPTED: Final = 202
 """The only answer to apply that means it was taken; 200 is a refusal."""
@@ -117,7 +118,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout_sec):
                 response = await self._http.post(
-                    f"{self.base_url}{prefix}/apply", json=body, headers=self._headers, timeout=timeout_sec
+                    f"{self.base_url}{prefix}/apply", json=body, headers=self._headers, timeout=within(timeout_sec)
                 )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise Transient(f"engine {self.rank} at {self.base_url}: no connection, apply was not sent: {_why(error)}") from None
@@ -176,7 +177,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout_sec):
                 return await self._http.request(
-                    method, f"{self.base_url}{path}", json=body, headers=self._headers, timeout=timeout_sec
+                    method, f"{self.base_url}{path}", json=body, headers=self._headers, timeout=within(timeout_sec)
                 )
         except (httpx.TransportError, TimeoutError) as error:
             raise Transient(f"engine {self.rank} at {self.base_url} does not answer {method} {path}: {_why(error)}") from None

@@ -8,10 +8,13 @@ arrived, after which nothing may be sent any more. With a new connection each fa
 **Why not httpx's own transport.** It would do, with a pool that keeps nothing; it takes twice the CPU of this one, and looks
 at engines are most of what a NodeManager does (docs/bench.md). Here is HTTP/1.1 by h11 over asyncio streams, no proxies.
 
-The timeouts are httpx's: `connect` includes TLS, `read` is the longest silence. Answers are read whole.
+The timeouts are httpx's: `connect` includes TLS, `read` is the longest silence. Answers are read whole, up to 16 MiB: what
+streams without end is not whom we meant.
 """
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +25,8 @@ import httpx
 
 _READ_BYTES: Final = 64 * 1024
 _MAX_HEAD_BYTES: Final = 64 * 1024
+_MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+_CONNECT_SHARE: Final = 0.8
 _CLOSE: Final = (b"Connection", b"close")
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -29,6 +34,11 @@ _PORTS: Final = {"http": 80, "https": 443}
 def one_exchange_client() -> httpx.AsyncClient:
     """A client over this transport; never through a proxy, which knows no Pods, and never redirected."""
     return httpx.AsyncClient(transport=OneExchangeTransport(), trust_env=False, follow_redirects=False)
+
+
+def within(timeout_sec: float) -> httpx.Timeout:
+    """The timeouts of a request that is bounded by `timeout_sec` as a whole: what cannot connect says so before that."""
+    return httpx.Timeout(timeout_sec, connect=_CONNECT_SHARE * timeout_sec)
 
 
 class OneExchangeTransport(httpx.AsyncBaseTransport):
@@ -54,10 +64,10 @@ class OneExchangeTransport(httpx.AsyncBaseTransport):
         try:
             async with asyncio.timeout(_timeout_sec(request, "connect")):
                 tls = self._tls_context() if url.scheme == "https" else None
-                reader, writer = await asyncio.open_connection(url.raw_host.decode(), port, ssl=tls)
+                reader, writer = await _connected(url.raw_host.decode(), port, tls)
         except TimeoutError as error:
             raise httpx.ConnectTimeout(str(error)) from error
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # the latter two: a name or a port that cannot be one
             raise httpx.ConnectError(str(error)) from error
         try:
             yield reader, writer
@@ -68,6 +78,32 @@ class OneExchangeTransport(httpx.AsyncBaseTransport):
         if self._tls is None:
             self._tls = httpx.create_ssl_context(trust_env=False)
         return self._tls
+
+
+async def _connected(host: str, port: int, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the first address of `host` that takes one.
+
+    Raises OSError: where none does, ConnectionRefusedError only if all refused.
+    """
+    server_name = host if tls else None
+    failure: OSError | None = None
+    for address in await _addresses(host, port):
+        try:
+            return await asyncio.open_connection(address, port, ssl=tls, server_hostname=server_name)
+        except OSError as error:
+            if failure is None or isinstance(failure, ConnectionRefusedError):
+                failure = error
+    raise failure or OSError(f"{host} has no address")
+
+
+async def _addresses(host: str, port: int) -> tuple[str, ...]:
+    """What to connect to, each once; a numeric address is taken as it is, without a resolver's thread."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return (host,)
 
 
 def _timeout_sec(request: httpx.Request, phase: str) -> float | None:
@@ -90,15 +126,17 @@ def _bytes_of(http: h11.Connection, request: httpx.Request, body: bytes) -> byte
 
 async def _answer(http: h11.Connection, reader: asyncio.StreamReader, silence_sec: float | None) -> httpx.Response:
     head: h11.Response | None = None
-    body: list[bytes] = []
+    body = bytearray()
     while True:
         event = await _next_event(http, reader, silence_sec)
         if isinstance(event, h11.Response):
             head = event
         elif isinstance(event, h11.Data):
-            body.append(bytes(event.data))
+            body += event.data
+            if len(body) > _MAX_BODY_BYTES:
+                raise httpx.RemoteProtocolError(f"an answer of more than {_MAX_BODY_BYTES} bytes")
         elif isinstance(event, h11.EndOfMessage) and head is not None:
-            return httpx.Response(head.status_code, headers=list(head.headers.raw_items()), content=b"".join(body))
+            return httpx.Response(head.status_code, headers=list(head.headers.raw_items()), content=bytes(body))
         elif not isinstance(event, h11.InformationalResponse):
             raise httpx.RemoteProtocolError("the connection was closed without an answer")
 

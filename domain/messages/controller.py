@@ -4,14 +4,18 @@ NodeManagers' reports in our form are `node_manager.PodReport`; the models here 
 """
 
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Final
+from urllib.parse import urlsplit
 
-from pydantic import Field, StrictBool, StrictInt
+from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
 from domain.engine import EngineStatus, FtCapability
 from domain.messages.node_manager import FtPacing
 from domain.model import Generation, InstanceId, Port, Rank, Strict, Tolerant
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Role, Topology
+
+_LONGEST_LABEL: Final = 63
+"""Of a host's name, between its dots (RFC 1035)."""
 
 
 class MotorStatus(IntEnum):
@@ -87,6 +91,17 @@ class HeartbeatReply(Tolerant):
     fault_tolerance_config: FtPacing | None = None
 
 
+def peer_url(url: str) -> str:
+    """The URL, if a connection to it can be tried at all; one that is remembered wrongly fails each push. Raises ValueError."""
+    parts = urlsplit(url)  # ValueError: an address in brackets that is none, a port that is no number, or no port
+    host = parts.hostname or ""
+    labels = host.removesuffix(".").split(".")
+    named = ":" in host or all(0 < len(label) <= _LONGEST_LABEL and label.isascii() for label in labels)
+    if parts.scheme not in ("http", "https") or not named or any(c.isspace() for c in url) or parts.port == 0:
+        raise ValueError("write http://host:port or https://host:port, the host as DNS has it")
+    return url
+
+
 class CoordinatorAnnouncement(Strict):
     """POST /controller/coordinators: a Coordinator says where it is, which life this is, and whether it has a view.
 
@@ -94,7 +109,7 @@ class CoordinatorAnnouncement(Strict):
     again; without this figure each announcement is an entry in a history.
     """
 
-    url: str = Field(pattern=r"^https?://[^\s]+$")
+    url: Annotated[str, AfterValidator(peer_url)]
     incarnation: str = Field(min_length=1)
     has_view: StrictBool
     last_push_sec_ago: float | None = Field(default=None, strict=True, ge=0)

@@ -195,7 +195,8 @@ async def test_an_acceptance_that_leaves_an_engine_out_is_none() -> None:
         instance.pods[1].script("apply", answer(200, '{"status":"accepted","engines":{"2":{"http":202}}}'))
         result = await run(activities.apply, apply_call(instance))
         assert not result.accepted
-        assert "lists {2: 202}" in result.refusals[0].message
+        assert "lists {2: 202}" in result.unknown[0].message
+        assert not result.refusals, "what says that it was accepted was heard"
 
 
 def finalize_call(instance: FakeInstance, *, commit: bool = True, once: bool = False) -> FinalizeCall:

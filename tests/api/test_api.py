@@ -216,7 +216,20 @@ async def test_a_coordinators_word_reaches_eventpusher(here: Installation) -> No
     pusher = here.client.get_workflow_handle(EVENT_PUSHER_ID)
     known: Coordinators = await pusher.query("coordinators", result_type=Coordinators)
     assert [(one.url, one.incarnation) for one in known.coordinators] == [("http://127.0.0.1:9/", "c1")]
-    for wrong in ({"url": "ftp://x"}, {"has_view": 1}, {"incarnation": ""}):
+    unreachable = (
+        "ftp://x",
+        "http://coordinator..svc:1026",
+        "http://10.0.0.9:99999",
+        f"http://{'a' * 64}:1",
+        "http://:1",
+        "http://[x]",
+    )
+    malformed: list[dict[str, object]] = [
+        *[dict[str, object](url=url) for url in unreachable],
+        {"has_view": 1},
+        {"incarnation": ""},
+    ]
+    for wrong in malformed:
         assert (await here.controller.call("POST", "/controller/coordinators", {**body, **wrong})).status_code == 400
 
 

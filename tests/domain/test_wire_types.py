@@ -46,7 +46,7 @@ FIELDS = [
 
 def read(field: FieldInfo, sent: object) -> object:
     """What the field makes of it; the same again where it is refused."""
-    kind = TypeAdapter(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)  # type: ignore[valid-type]
+    kind: TypeAdapter[object] = TypeAdapter(Annotated[(field.annotation, field, *field.metadata)])  # type: ignore[arg-type]
     try:
         return kind.validate_json(json.dumps(sent))
     except ValidationError:

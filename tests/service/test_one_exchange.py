@@ -5,14 +5,19 @@ import contextlib
 import gzip
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from activities.peer import PeerSilent, get
+from domain.engine import Dialect, Instruction
+from domain.errors import Transient
+from domain.messages.controller import ReportReply
+from engine.client import EngineClient, EngineCommand
 from service.one_exchange import one_exchange_client
-from tests.listening import Answering, answering
+from tests.listening import Answering, answering, free_port
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
@@ -49,6 +54,19 @@ def saying(*pieces: bytes) -> Answering:
         await reader.read()
 
     return answer
+
+
+@contextlib.contextmanager
+def full_port() -> Iterator[int]:
+    """Where a process is stopped, or stuck: its kernel takes connections until the queue is full, and then is silent."""
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        yield int(full.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -146,22 +164,70 @@ async def test_where_nobody_listens_not_a_byte_was_sent(http: httpx.AsyncClient)
     assert error.value.request.method == "POST"
 
 
-async def test_a_name_that_does_not_exist_cannot_be_reached(http: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize(
+    "where",
+    ["no-such-host.invalid", "an-empty..label:1026", f"{'a' * 64}.label-too-long:1026", "127.0.0.1:99999"],
+)
+async def test_what_cannot_be_an_address_cannot_be_reached(http: httpx.AsyncClient, where: str) -> None:
     with pytest.raises(httpx.ConnectError):
-        await http.get("http://no-such-host.invalid/", timeout=5)
+        await http.get(f"http://{where}/", timeout=5)
+
+
+def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """The name `coordinator.test` has these addresses."""
+
+    async def found(_loop: object, _host: str, port: int, **_more: object) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", found)
+
+
+async def test_a_name_of_which_each_address_refuses_is_refused(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Coordinator whose process is down does not route; one behind a broken way might."""
+    port = free_port()
+    names(monkeypatch, "127.0.0.1", "127.0.0.2")
+    with pytest.raises(httpx.ConnectError) as error:
+        await http.get(f"http://coordinator.test:{port}/", timeout=5)
+    assert isinstance(error.value.__cause__, ConnectionRefusedError)
+    names(monkeypatch, "127.0.0.1", "255.255.255.255", "127.0.0.2")
+    with pytest.raises(httpx.ConnectError) as error:
+        await http.get(f"http://coordinator.test:{port}/", timeout=5)
+    assert not isinstance(error.value.__cause__, ConnectionRefusedError)
+
+
+async def test_a_name_is_reached_at_the_address_that_answers(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server(saying(HEAD + b"Content-Length: 5\r\n\r\nhello")) as url:
+        names(monkeypatch, "127.0.0.2", "127.0.0.1")
+        response = await http.get(f"http://coordinator.test:{httpx.URL(url).port}/", timeout=5)
+    assert response.text == "hello"
+
+
+async def test_an_answer_without_an_end_is_given_up(http: httpx.AsyncClient) -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"\r\n")
+        while True:
+            writer.write(b"x" * 1_000_000)
+            await writer.drain()
+
+    async with server(endless) as url:
+        with pytest.raises(httpx.RemoteProtocolError, match="more than"):
+            await http.get(url, timeout=30)
 
 
 async def test_a_server_that_takes_no_more_connections_has_heard_nothing(http: httpx.AsyncClient) -> None:
-    """A process that is stopped, or stuck, accepts nothing: its kernel does until the queue is full, and then is silent."""
-    with socket.socket() as full, contextlib.ExitStack() as waiting:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(4):
-            one = waiting.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+    """Also where the request is bounded as a whole: an apply that was not sent must not count as one that may have been."""
+    with full_port() as port:
+        url = f"http://127.0.0.1:{port}"
         with pytest.raises(httpx.ConnectTimeout):
-            await http.get(f"http://127.0.0.1:{full.getsockname()[1]}/", timeout=0.2)
+            await http.get(url, timeout=0.2)
+        with pytest.raises(PeerSilent) as silent:
+            await get(http, url, ReportReply, 0.3)
+        assert not silent.value.may_have_heard
+        engine = EngineClient(0, url, http)
+        engine.dialect = Dialect.V1
+        with pytest.raises(Transient, match="was not sent"):
+            await engine.apply(EngineCommand(instruction=Instruction.RETRY, params={}, request_id="r"), 0.3)
 
 
 async def test_each_request_has_a_connection_of_its_own_and_says_so(http: httpx.AsyncClient) -> None:
