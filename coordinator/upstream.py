@@ -74,7 +74,7 @@ class Upstream:
     """The connections to all engines, kept alive between requests."""
 
     def __init__(self, connect_timeout_sec: float, silence_timeout_sec: float) -> None:
-        """`connect_timeout_sec` bounds opening a connection, `silence_timeout_sec` each read and write."""
+        """`connect_timeout_sec` bounds opening a connection, `silence_timeout_sec` each wait for the engine."""
         self._connect_timeout_sec = connect_timeout_sec
         self._silence_timeout_sec = silence_timeout_sec
         self._idle: defaultdict[Address, list[_Connection]] = defaultdict(list)
@@ -108,7 +108,6 @@ class Upstream:
             if not still_wanted():
                 raise NotSent("the view has dropped the endpoint")
             connection.write(request, body)
-            await connection.flushed()
             response = await connection.head()
             yield UpstreamReply(response.status_code, _without(response.headers, _NOT_RETURNED), connection)
         finally:
@@ -185,19 +184,9 @@ class _Connection:
         return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), silence_timeout_sec)
 
     def write(self, request: h11.Request, body: bytes) -> None:
-        """Hand the whole request to the transport, at once."""
+        """Hand the whole request to the transport, at once. It is not waited for: an engine may answer before it has read all."""
         parts = (self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage()))
         self._writer.write(b"".join(part for part in parts if part))
-
-    async def flushed(self) -> None:
-        """Wait until a large body is on its way."""
-        try:
-            async with asyncio.timeout(self._silence_timeout_sec):
-                await self._writer.drain()
-        except TimeoutError:
-            raise UpstreamFailed("the engine does not take the request", timed_out=True) from None
-        except OSError as error:
-            raise UpstreamFailed(str(error) or type(error).__name__) from error
 
     async def head(self) -> h11.Response:
         """Status and headers; interim answers (100 Continue) are skipped."""
@@ -225,7 +214,8 @@ class _Connection:
     def is_clean(self) -> bool:
         """Whether request and answer are complete, nothing came after them, and it may carry another request."""
         done = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        return done and not self._http.trailing_data[0] and self.is_alive()
+        sent = self._writer.transport.get_write_buffer_size() == 0
+        return done and sent and not self._http.trailing_data[0] and self.is_alive()
 
     def is_alive(self) -> bool:
         """False once the engine has closed it or spoken unasked; known from the event loop, not by asking the kernel."""

@@ -17,7 +17,8 @@ Whatever the order and however often they arrive, the view converges to the high
 A withdrawn instance is kept, without endpoints, for its revision's sake.
 
 **Identity** (Motor's senders, which number nothing): the set of (pod_ip, id, ip, business_port, headless). ADD never
-changes what is published, DEL must name exactly that, SET is authoritative, also about what it leaves out.
+changes what is published, DEL must name exactly that and leaves the instance withdrawn (503, not 404), SET is authoritative,
+also about what it leaves out: that is forgotten.
 
 A refresh is atomic: every entry is judged against the view before it, and one conflict means that nothing is done.
 """
@@ -109,9 +110,9 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """The instance's new state; None = forgotten."""
+    """The instance's new state."""
 
-    instance: ViewedInstance | None
+    instance: ViewedInstance
 
 
 class _Unchanged:
@@ -138,7 +139,7 @@ def refresh(view: View, request: RefreshRequest) -> Refreshed | Conflict:
                 unchanged.append(entry.id)
             case _Applied(instance):
                 applied.append(entry.id)
-                _put(instances, entry.id, instance)
+                instances[entry.id] = instance
     if _is_authoritative(request):
         applied += _drop_absent(instances, {entry.id for entry in request.instances})
     opened = view.opened or _opens(request)
@@ -218,7 +219,7 @@ def _judge_removal(entry: RefreshInstance, known: ViewedInstance | None) -> _Jud
         return _Unchanged()
     if _endpoints(entry) != known.endpoints:
         return _differs(entry, known)
-    return _Applied(None if known.revision is None else replace(known, endpoints=(), paused=False))
+    return _Applied(replace(known, endpoints=(), paused=False))
 
 
 def _judge_pause(known: ViewedInstance | None) -> _Judgement:
@@ -286,15 +287,11 @@ def _opens(request: RefreshRequest) -> bool:
 
 
 def _drop_absent(instances: dict[int, ViewedInstance], listed: set[int]) -> list[int]:
-    dropped = [known for known in instances.values() if known.id not in listed and known.endpoints]
+    absent = [known for known in instances.values() if known.id not in listed]
+    dropped = [known for known in absent if known.endpoints or known.revision is None]
     for known in dropped:
-        gone = None if known.revision is None else replace(known, endpoints=(), paused=False)
-        _put(instances, known.id, gone)
+        if known.revision is None:
+            del instances[known.id]
+        else:
+            instances[known.id] = replace(known, endpoints=(), paused=False)
     return [known.id for known in dropped]
-
-
-def _put(instances: dict[int, ViewedInstance], instance_id: int, instance: ViewedInstance | None) -> None:
-    if instance is None:
-        instances.pop(instance_id, None)
-    else:
-        instances[instance_id] = instance

@@ -165,6 +165,17 @@ async def test_an_answer_that_is_none_is_a_failure_after_sending(upstream: Upstr
         assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("then_close", [False, True], ids=["stays", "closes"])
+async def test_an_answer_that_comes_before_the_request_was_read_counts(upstream: Upstream, then_close: bool) -> None:
+    """401 or 413 to a prompt of many megabytes; the connection, half way through it, is not used again."""
+    refusal = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno"
+    async with serving(answering(refusal, then_close=then_close)) as server:
+        for _ in range(2):
+            async with upstream.send(server.address, "POST", "/v1/completions", [], b"x" * 16_000_000, lambda: True) as reply:
+                assert (reply.status, b"".join([chunk async for chunk in reply.chunks()])) == (413, b"no")
+        assert server.connections == 2
+
+
 async def test_an_idle_connection_is_closed_after_a_while(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.upstream._IDLE_SEC", 0.05)
     async with serving(answering(OK)) as server:

@@ -174,6 +174,16 @@ class TestWithoutRevisions:
         assert told("del", entry(7, [])) == "409 IDENTITY_CONFLICT"
         assert told("del", entry(7, [0, 1, 2])) == "409 IDENTITY_CONFLICT"
         assert told("del", entry(7, [0, 1])) == "applied 7"
+        assert told.ranks() == []
+        assert told("del", entry(7, [0, 1])) == "unchanged 7"
+
+    def test_what_was_withdrawn_is_known_until_a_set_leaves_it_out(self, told: Told) -> None:
+        """Its clients are told to come again (503), not that there is no such model."""
+        told("add", entry(7, [0, 1]))
+        told("del", entry(7, [0, 1]))
+        told("add", entry(8, [0]))
+        assert told.ranks() == []
+        told("set", entry(8, [0]))
         assert told.ranks() is None
 
     def test_del_of_an_unknown_instance_is_unchanged(self, told: Told) -> None:
