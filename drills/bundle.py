@@ -15,7 +15,7 @@ from drills.engine_log import EngineLine
 from drills.evidence import Evidence
 from drills.traffic import RequestRecord
 from drills.view_log import ViewLine
-from stack.run_dir import default_run_dir
+from stack.run_dir import RunDir, default_run_dir
 
 _PARTS: Final = frozenset(
     {
@@ -120,9 +120,12 @@ def write_evidence(directory: Path, evidence: Evidence, zero: float) -> None:
     _write(directory / "requests.jsonl", (_request_line(record, zero) for record in requests))
 
 
-def copy_logs(source: Path, directory: Path) -> None:
-    """The log of every process, the engines' own ones included."""
-    shutil.copytree(source, directory / "logs", dirs_exist_ok=True)
+def copy_logs(source: RunDir, directory: Path) -> None:
+    """The log of every process, the engines' own ones included, and the supervisor's account of all processes."""
+    if source.logs.exists():
+        shutil.copytree(source.logs, directory / "logs", dirs_exist_ok=True)
+    if source.events_file.exists():
+        shutil.copy(source.events_file, directory / "logs")
 
 
 def _write(path: Path, lines: Iterable[Strict]) -> None:

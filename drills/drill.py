@@ -35,14 +35,14 @@ class Expectation(Strict):
     `masters`: per round the rank whose address every apply must name. `may_apply`: engines may have been told something
     before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
     no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
-    of our processes the drill kills, `stopped`: how many it stops for a while. `reasons`: the first round must have ended
-    with one of these. `repeated_set`: the periodic SET must have come, and have changed nothing.
-    `retried`: every engine was told to retry, once, and nothing else. `feature_off`: NodeManagers have no fault-tolerance
-    routes, so no journal tells anything either. `endings`: how each round must have ended, in their order; `gates`: the
-    codes with which the gate refused each of them. `aborted`: every round that failed was aborted at NodeManagers, and
-    committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once. `unstoppable_pods`:
-    those that were asked to stop and could not. `quiet_after`: what was injected last changes no view. `undisturbed`:
-    ranks that answer clients all the time, and where no request fails.
+    of our processes the drill kills, `stopped`: how many it stops for a while, and `stopped_for_sec`: for how long at
+    least. `reasons`: the first round must have ended with one of these. `repeated_set`: the periodic SET must have come, and
+    have changed nothing. `retried`: every engine was told to retry, once, and nothing else. `feature_off`: NodeManagers
+    have no fault-tolerance routes, so no journal tells anything either. `endings`: how each round must have ended, in
+    their order; `gates`: the codes with which the gate refused each of them. `aborted`: every round that failed was aborted
+    at NodeManagers, and committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once.
+    `unstoppable_pods`: those that were asked to stop and could not. `quiet_after`: what was injected last changes no view.
+    `undisturbed`: ranks that answer clients all the time, and where no request fails.
     """
 
     outcome: Outcome
@@ -54,6 +54,7 @@ class Expectation(Strict):
     kept_pods: tuple[str, ...] = ()
     killed: int = 0
     stopped: int = 0
+    stopped_for_sec: float = 0.0
     reasons: tuple[RoundReason, ...] = ()
     repeated_set: bool = False
     retried: bool = False

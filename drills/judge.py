@@ -4,14 +4,13 @@ Each check is a small function from the evidence to one `Check`. A check names h
 had nothing to look at is not ok. Besides a drill's own expectation, the invariants are judged in every drill.
 """
 
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from domain.engine import Dialect, Instruction
 from domain.invariants import Invariant, check_all
-from drills import endings
+from drills import endings, processes
 from drills.drill import Drill, Expectation, Outcome
 from drills.engine_log import EngineLine
 from drills.evidence import Evidence
@@ -56,12 +55,13 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
     wanted.append(engines_kept if expected.outcome is Outcome.IN_PLACE else engines_renewed)
     if expected.dead_committed:
         wanted.append(endings.removed_stay_gone)
+    wanted.append(processes.nobody_else_ended)
     if expected.kept_pods:
-        wanted.append(pods_kept)
+        wanted.append(processes.pods_kept)
     if expected.killed:
-        wanted.append(killed_in_the_round)
+        wanted.append(processes.killed_in_the_round)
     if expected.stopped:
-        wanted.append(stopped_in_the_round)
+        wanted.append(processes.stopped_in_the_round)
     if expected.reasons:
         wanted.append(reason_given)
     if expected.repeated_set:
@@ -242,14 +242,10 @@ def committed_ranks(evidence: Evidence, expected: Expectation) -> Check:
     return Check.of("committed ranks", len(evidence.journals), faults, f"{wanted} in {len(evidence.journals)} journals")
 
 
-def _pods(evidence: Evidence) -> list[str]:
-    return [f"node-manager-{index}" for index in range(len(evidence.spec.pods))]
-
-
 def routes_are_off(evidence: Evidence, _expected: Expectation) -> Check:
     """Every NodeManager answered 404 to fault-tolerance requests, and never anything else."""
     faults = [f"{name} answered from its journal" for name in evidence.journals]
-    faults += [f"{name} never said 404" for name in _pods(evidence) if name not in evidence.ft_refused]
+    faults += [f"{name} never said 404" for name in processes.pods(evidence) if name not in evidence.ft_refused]
     told = sum(evidence.ft_refused.values())
     return Check.of("no fault-tolerance routes", told, faults, f"404 {told} times")
 
@@ -292,36 +288,6 @@ def engines_renewed(evidence: Evidence, _expected: Expectation) -> Check:
         elif own[-1].ready_at is None or own[-1].ended_at is not None:
             faults.append(f"engine {rank}'s new life is not ready")
     return Check.of("engines renewed", len(evidence.lives), faults, f"{len(evidence.lives)} ranks in a new life, all ready")
-
-
-def pods_kept(evidence: Evidence, expected: Expectation) -> Check:
-    """These Pods' NodeManagers were neither stopped nor replaced."""
-    ended = {event.name for event in evidence.stack_events if event.event in (EventKind.EXITED, EventKind.RESTARTED)}
-    faults = [f"{name} ended" for name in expected.kept_pods if name in ended - evidence.killed]
-    return Check.of("Pod not stopped", len(expected.kept_pods), faults, f"{', '.join(expected.kept_pods)} live on")
-
-
-def killed_in_the_round(evidence: Evidence, expected: Expectation) -> Check:
-    """The process that the drill was to kill ended after the rank's death, before all was over, and came back."""
-    faults: list[str] = []
-    begin = evidence.injections[0]
-    ends = [e for e in evidence.stack_events if e.event is EventKind.EXITED and e.mono > begin and e.name in evidence.killed]
-    backs = {e.name for e in evidence.stack_events if e.event is EventKind.RESTARTED and e.mono > begin}
-    ends = [e for e in ends if e.detail == signal.SIGKILL.name]
-    if len(ends) != expected.killed:
-        faults.append(f"{len(ends)} processes were killed, {expected.killed} expected")
-    faults += [f"{e.name} did not come back" for e in ends if e.name not in backs]
-    told = ", ".join(f"{e.name} {e.mono - begin:.2f} s after the rank" for e in ends)
-    return Check.of("killed and back", len(ends), faults, told)
-
-
-def stopped_in_the_round(evidence: Evidence, expected: Expectation) -> Check:
-    """The processes that the drill was to stop stood still after the rank's death, and went on in the same life."""
-    stops = evidence.stops
-    faults = [f"{len(stops)} processes were stopped, {expected.stopped} expected"] if len(stops) != expected.stopped else []
-    faults += [f"{stop.process} was never continued" for stop in stops if stop.ended_at is None]
-    told = ", ".join(f"{s.process} for {(s.ended_at or s.at) - s.at:.1f} s" for s in stops)
-    return Check.of("stopped and continued", len(stops), faults, told)
 
 
 def reason_given(evidence: Evidence, expected: Expectation) -> Check:

@@ -18,7 +18,7 @@ _FILES: Final = (
     ("views.jsonl", "every refresh that reached a Coordinator, and what became of it"),
     ("requests.jsonl", "every client request"),
     ("histories/", "the workflows' histories, as `temporal workflow show -o json` prints them; can be replayed"),
-    ("logs/", "the log of every process"),
+    ("logs/", "the log of every process; `events.jsonl`: when each started, was signalled, ended and came back"),
 )
 
 

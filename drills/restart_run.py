@@ -91,6 +91,7 @@ def restart_drill(*chosen: Cell, name: str = "restart") -> Drill:
             kept_pods=pods,
             killed=sum(len(PROCESSES[cell.victim]) for cell in chosen if cell.how is How.KILL),
             stopped=sum(len(PROCESSES[cell.victim]) for cell in chosen if cell.how is How.STOP),
+            stopped_for_sec=STOPPED_FOR_SEC,
         ),
         failpoints=_failpoints(shape, chosen),
     )

@@ -43,6 +43,7 @@ from drills.traffic import RequestRecord, TrafficClient
 from stack.client import Stack
 from stack.processes import own_identity
 from stack.record import EventKind, StackEvent
+from stack.run_dir import RunDir
 from stack.spec import StackSpec
 
 WARM_UP_OK: Final = 12
@@ -278,16 +279,14 @@ class _Run:
 
     def _write(self, evidence: Evidence, report: DrillReport, zero: float) -> None:
         bundle.write_evidence(self.directory, evidence, zero)
-        bundle.copy_logs(self.run_dir / "logs", self.directory)
+        bundle.copy_logs(RunDir(self.run_dir), self.directory)
         self.timeline.write(self.directory / "timeline.jsonl", zero)
         write_picture(
             self.directory / "timeline.svg", picture_of(self.drill.name, verdict(report), evidence, self.timeline, zero)
         )
 
     def _not_started(self, error: AutotomyError) -> DrillReport:
-        logs = self.run_dir / "logs"
-        if logs.exists():
-            bundle.copy_logs(logs, self.directory)
+        bundle.copy_logs(RunDir(self.run_dir), self.directory)
         return DrillReport(
             drill=self.drill.name,
             summary=self.drill.summary,

@@ -36,6 +36,7 @@ ROUND = "scale-down-" + "0" * 32
 RANKS = (0, 1, 2, 3)
 SURVIVORS = (0, 2, 3)
 MANAGERS = ("node-manager-0", "node-manager-1")
+PROCESSES = (*MANAGERS, "temporal", "worker-0", "api", "coordinator-0")
 
 
 async def nothing(_scene: object) -> None:
@@ -208,6 +209,27 @@ def completion(rank: int, answered_by: int | None = None) -> Completion:
     return Completion(rank=rank, ok=True, answered_by=named, text=f"rank {named} epoch 1")
 
 
+def happened(at: float, event: EventKind, name: str, detail: str = "") -> StackEvent:
+    return StackEvent(mono=at, time="", event=event, name=name, detail=detail)
+
+
+def started() -> list[StackEvent]:
+    return [happened(1.0, EventKind.STARTED, name) for name in PROCESSES]
+
+
+def killed(name: str, at: float, back_at: float) -> list[StackEvent]:
+    """The drill's SIGKILL of one of our processes, and its return."""
+    return [
+        happened(at, EventKind.SIGNALLED, name, "SIGKILL"),
+        happened(at + 0.01, EventKind.EXITED, name, "SIGKILL"),
+        happened(back_at, EventKind.RESTARTED, name),
+    ]
+
+
+def stopped(name: str, at: float, until: float) -> list[StackEvent]:
+    return [happened(at, EventKind.SIGNALLED, name, "SIGSTOP"), happened(until, EventKind.SIGNALLED, name, "SIGCONT")]
+
+
 def evidence(**changes: object) -> Evidence:
     """The recorded recovery, with fields replaced."""
     sightings = [
@@ -229,7 +251,7 @@ def evidence(**changes: object) -> Evidence:
         journals={manager: journal(manager) for manager in MANAGERS},
         views={"coordinator-0": coordinator_view()},
         requests=requests(),
-        stack_events=[StackEvent(mono=1.0, time="", event=EventKind.STARTED, name=name) for name in (*MANAGERS, "api")],
+        stack_events=started(),
         reports=[report()],
         completions=[completion(rank) for rank in SURVIVORS],
         unchanged_refreshes={"coordinator-0": 2.0},

@@ -16,6 +16,7 @@ from drills.traffic import RequestRecord
 from stack.record import EventKind, StackEvent
 from tests.drills.recorded import (
     MANAGERS,
+    PROCESSES,
     RANKS,
     SURVIVORS,
     apply_line,
@@ -23,9 +24,13 @@ from tests.drills.recorded import (
     coordinator_view,
     drill,
     evidence,
+    happened,
     journal,
+    killed,
     request,
     requests,
+    started,
+    stopped,
     survivor,
     victim,
     view_lines,
@@ -95,7 +100,12 @@ PLANTED = [
     Planted(
         "a Pod stopped",
         "Pod not stopped",
-        {"stack_events": [StackEvent(mono=104, time="", event=EventKind.EXITED, name=MANAGERS[0])]},
+        {"stack_events": [*started(), happened(104.0, EventKind.EXITED, MANAGERS[0], "exit code 0")]},
+    ),
+    Planted(
+        "the API crashed",
+        "nobody else ended",
+        {"stack_events": [*started(), happened(104.0, EventKind.EXITED, "api", "SIGABRT")]},
     ),
     Planted("no repeated SET", "SET brings nothing back", {"unchanged_refreshes": {"coordinator-0": 0.0}}),
     Planted("a late failure", "requests after recovery", {"requests": [*requests(), request(99, 106.0, 0, ok=False)]}),
@@ -151,41 +161,68 @@ def test_a_rank_that_its_nodemanager_saw_silent_for_long_enough_counts_as_dead()
     assert {name.split()[0] for name in red(found)} == {"I2", "I7"}
 
 
-def test_process_that_was_to_be_stopped_must_have_stood_still_and_gone_on() -> None:
-    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), stopped=1)
-    story = [
-        StackEvent(mono=at, time="", event=EventKind.SIGNALLED, name="worker-0", detail=detail)
-        for at, detail in [(103.0, "SIGSTOP"), (113.0, "SIGCONT")]
-    ]
-    assert red(evidence(stack_events=[*started(), *story]), expected) == set()
-    assert red(evidence(stack_events=[*started(), *story[:1]]), expected) == {"stopped and continued"}
+def test_process_that_was_to_be_stopped_must_have_stood_still_for_long_enough_and_gone_on() -> None:
+    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), stopped=1, stopped_for_sec=10.0)
+    for_10_sec, for_a_moment = stopped("worker-0", 103.0, 113.0), stopped("worker-0", 103.0, 103.1)
+    crash = crashed("worker-0", 105.0)
+    assert red(evidence(stack_events=[*started(), *for_10_sec]), expected) == set()
+    assert red(evidence(stack_events=[*started(), *for_10_sec[:1]]), expected) == {"stopped and continued"}
     assert red(evidence(stack_events=started()), expected) == {"stopped and continued"}
+    assert red(evidence(stack_events=[*started(), *for_a_moment]), expected) == {"stopped and continued"}
+    assert red(evidence(stack_events=[*started(), *for_10_sec, *crash]), expected) == {
+        "stopped and continued",
+        "nobody else ended",
+    }
+
+
+def crashed(name: str, at: float, detail: str = "exit code 1") -> list[StackEvent]:
+    """It ends by itself, and is brought back."""
+    return [happened(at, EventKind.EXITED, name, detail), happened(at + 1.0, EventKind.RESTARTED, name)]
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("detail", ["exit code 1", "SIGKILL", "SIGSEGV"])
+def test_process_that_ended_by_itself_is_told_in_every_drill(name: str, detail: str) -> None:
+    crash = crashed(name, 103.0, detail)
+    assert "nobody else ended" in red(evidence(stack_events=[*started(), *crash]))
+    assert "nobody else ended" in red(rebuilt(stack_events=[*started(), *crash]), REBUILT, traffic=False)
+
+
+def test_killed_once_and_ended_twice_is_told() -> None:
+    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), killed=1)
+    story = [*started(), *killed("worker-0", 103.0, 105.0)]
+    names = frozenset({"worker-0"})
+    assert red(evidence(stack_events=story, killed=names), expected) == set()
+    assert red(evidence(stack_events=[*story, *crashed("worker-0", 107.0)], killed=names), expected) == {"nobody else ended"}
+
+
+def test_pods_are_stopped_on_purpose_in_a_rebuild_and_where_that_is_expected_only() -> None:
+    left = [*started(), *crashed(MANAGERS[1], 104.5, "exit code 0")]
+    assert red(rebuilt(stack_events=left), REBUILT, traffic=False) == set()
+    assert "nobody else ended" in red(evidence(stack_events=left))
+    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), stopped_pods=(MANAGERS[1],))
+    assert red(evidence(stack_events=left), expected) == set()
+
+
+def test_ends_before_the_installation_was_ready_are_its_own_affair() -> None:
+    early = [*started(), *crashed("worker-0", 5.0), happened(20.0, EventKind.READY, "")]
+    assert red(evidence(stack_events=early)) == set()
 
 
 def test_stopped_coordinator_serves_nobody_whatever_its_view_says() -> None:
-    story = [
-        StackEvent(mono=at, time="", event=EventKind.SIGNALLED, name="coordinator-0", detail=detail)
-        for at, detail in [(105.5, "SIGSTOP"), (106.5, "SIGCONT")]
-    ]
+    story = stopped("coordinator-0", 105.5, 106.5)
     late = [*requests(), request(99, 106.0, 0, ok=False)]
     assert "requests after recovery" in red(evidence(requests=late))
     assert "requests after recovery" not in red(evidence(requests=late, stack_events=[*started(), *story]))
 
 
-def started() -> list[StackEvent]:
-    return [StackEvent(mono=2.0, time="", event=EventKind.STARTED, name="worker-0")]
-
-
 def test_process_that_was_to_be_killed_must_have_been_and_be_back() -> None:
     expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), killed=1)
-    story = [
-        StackEvent(mono=at, time="", event=kind, name="worker-0", detail="SIGKILL" if kind is EventKind.EXITED else "")
-        for at, kind in [(2.0, EventKind.STARTED), (103.0, EventKind.EXITED), (105.0, EventKind.RESTARTED)]
-    ]
-    killed = frozenset({"worker-0"})
-    assert red(evidence(stack_events=story, killed=killed), expected) == set()
-    assert red(evidence(stack_events=story[:2], killed=killed), expected) >= {"killed and back"}
-    assert red(evidence(stack_events=story[:1], killed=killed), expected) >= {"killed and back"}
+    story = [*started(), *killed("worker-0", 103.0, 105.0)]
+    names = frozenset({"worker-0"})
+    assert red(evidence(stack_events=story, killed=names), expected) == set()
+    assert red(evidence(stack_events=story[:-1], killed=names), expected) == {"killed and back"}
+    assert red(evidence(stack_events=started(), killed=names), expected) == {"killed and back"}
 
 
 REBUILT = Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=3.0)

@@ -15,6 +15,7 @@ from drills.outcome import Check, DrillReport, Figures
 from drills.picture import Span, tick_step, write_picture
 from drills.report import write_report
 from drills.timeline import Timeline
+from stack.run_dir import RunDir
 from tests.drills.recorded import SURVIVORS, drill, evidence
 
 
@@ -116,3 +117,13 @@ def test_bundle_directory_with_other_files_is_refused_and_an_earlier_bundle_repl
     (first / "thesis.doc").write_text("years of work", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds other files"):
         bundle.prepare(first)
+
+
+def test_bundle_keeps_every_log_and_the_supervisor_s_account_of_the_processes(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.log_file("api").write_text("listening\n", encoding="utf-8")
+    run.events_file.write_text('{"event":"exited"}\n', encoding="utf-8")
+    out = bundle.prepare(tmp_path / "out")
+    bundle.copy_logs(run, out)
+    assert {"api.log", "events.jsonl"} <= {path.name for path in (out / "logs").iterdir()}
