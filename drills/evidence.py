@@ -23,13 +23,13 @@ from domain.observations import (
     OutageSeen,
     RebuildExcuse,
     RebuildSeen,
+    RecoveredSeen,
     RoundSeen,
     RouteSeen,
     SourceKind,
     SourceRead,
     StatusSeen,
     VerdictSeen,
-    ViewSeen,
 )
 from domain.topology import Topology
 from drills import engine_log, view_log
@@ -41,7 +41,7 @@ from drills.outcome import Completion, StopAsked
 from drills.sighting_log import Sighting
 from drills.traffic import RequestRecord
 from drills.view_log import ViewLine
-from stack.record import EventKind, StackEvent
+from stack.record import EventKind, ProcessKind, StackEvent
 from stack.spec import StackSpec
 
 EXCUSES: Mapping[RoundReason, RebuildExcuse] = {
@@ -100,6 +100,9 @@ class Evidence:
     stops_asked: Mapping[str, Sequence[StopAsked]] = field(default_factory=dict)
     """Per NodeManager that could not be stopped: who asked it to."""
 
+    unread: Sequence[str] = ()
+    """Histories and rounds' reports that could not be read, and why."""
+
     last_injection: float | None = None
     """When the last of the injections was, those within an episode included."""
 
@@ -153,14 +156,15 @@ class Evidence:
 
     def _published_after(self, recovered_at: float | None, end: float) -> float | None:
         """When the last Coordinator had taken over a view again."""
-        if recovered_at is None:
-            return None
-        first = [
-            min((line.mono for line in lines if line.applied and line.ranks and recovered_at < line.mono < end), default=None)
-            for lines in self.view_lines.values()
-        ]
-        taken = [at for at in first if at is not None]
-        return max(taken) if taken and len(taken) == len(first) else None
+        taken = [] if recovered_at is None else self._first_views(recovered_at, end)
+        return max(taken) if taken and len(taken) == len(self.view_lines) else None
+
+    def _first_views(self, since: float, end: float) -> list[float]:
+        """When each Coordinator first took over a view with endpoints between two times; those that did."""
+        found = []
+        for lines in self.view_lines.values():
+            found += [line.mono for line in lines if line.applied and line.ranks and since < line.mono < end][:1]
+        return found
 
     @cached_property
     def serving_again_at(self) -> float | None:
@@ -279,28 +283,45 @@ class Evidence:
         return tuple(found)
 
     def _rounds(self, events: Sequence[Event]) -> list[RoundSeen]:
-        """Each request id that a NodeManager guarded: from its first guard to its last verdict or the view after it."""
+        """Each request id that a NodeManager guarded: from its first guard to its last verdict and the view after it."""
         config = self.spec.effective_config().dp_scale_down_config
-        outages_sec = sum((outage.ended_at or self.ended_at) - outage.at for outage in self._outages())
         guards = [event for event in events if isinstance(event, GuardSeen)]
         verdicts = [event for event in events if isinstance(event, VerdictSeen)]
-        views = [event for event in events if isinstance(event, ViewSeen)]
         found = []
         for request_id in {guard.request_id for guard in guards} | {verdict.request_id for verdict in verdicts}:
             own = [verdict for verdict in verdicts if verdict.request_id == request_id]
             began = min([g.at for g in guards if g.request_id == request_id] + [v.at for v in own])
-            ended = max((verdict.at for verdict in own), default=None)
-            if ended is not None and any(verdict.committed for verdict in own):
-                published = (v.at for v in views if v.at >= began and v.endpoints and v.revision is not None)
-                ended = max(ended, min(published, default=ended))
+            ended = self._round_end(request_id, own, events)
             report = next((report for report in self.reports if report.request_id == request_id), None)
             found.append(
                 RoundSeen(
                     at=began,
                     request_id=request_id,
                     ended_at=ended,
-                    bound_sec=round_bound_sec(config, outages_sec),
+                    bound_sec=round_bound_sec(config, self._outages_sec(began, self.ended_at if ended is None else ended)),
                     excuse=EXCUSES.get(report.reason) if report is not None else None,
                 )
             )
         return found
+
+    def _round_end(self, request_id: str, verdicts: Sequence[VerdictSeen], events: Sequence[Event]) -> float | None:
+        """The last verdict; after a commit also the view that follows: each Coordinator's first one with endpoints since
+        the last engine had recovered. What was served before that (a SET to a Coordinator that came back) ends no round.
+        """
+        ended = max((verdict.at for verdict in verdicts), default=None)
+        if ended is None or not any(verdict.committed for verdict in verdicts):
+            return ended
+        recoveries = (seen.at for seen in events if isinstance(seen, RecoveredSeen) and seen.request_id == request_id)
+        recovered_at = max(recoveries, default=min(verdict.at for verdict in verdicts if verdict.committed))
+        published = self._first_views(recovered_at, float("inf"))
+        return max(ended, *published) if published else None
+
+    def _outages_sec(self, begin: float, end: float) -> float:
+        """How long a worker or the Temporal server was away between two times; where both were at once it counts once."""
+        total = 0.0
+        for outage in sorted(self._outages(), key=lambda outage: outage.at):
+            if outage.process == ProcessKind.TEMPORAL or outage.process.startswith(ProcessKind.WORKER):
+                since, until = max(outage.at, begin), min(outage.ended_at or self.ended_at, end)
+                total += max(0.0, until - since)
+                begin = max(begin, until)
+        return total

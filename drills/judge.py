@@ -19,7 +19,8 @@ from drills.outcome import Check
 from drills.view_log import ViewLine
 from stack.record import EventKind
 
-REPLAYED: Final = "replaying any prefix of a history gives the same commands"
+REPLAYED: Final = "replaying the histories gives the same commands"
+"""Whole ones, each workflow task of them; that every prefix replays too is tested in tests/workflows/test_replay.py."""
 FEATURE_INVARIANTS: Final = frozenset({Invariant.I4, Invariant.I6, Invariant.I8, Invariant.I10, Invariant.I11})
 """These are seen in journals, guards and the runtime record, none of which is there while the feature is off."""
 
@@ -333,8 +334,9 @@ def client_reached_each(evidence: Evidence, expected: Expectation) -> Check:
 
 
 def histories_exported(evidence: Evidence, _expected: Expectation) -> Check:
-    """The bundle holds the workflows' histories."""
-    return Check.of("histories", len(evidence.workflows), [], f"{len(evidence.workflows)} workflow runs")
+    """The bundle holds every workflow's history, and each round that ended has told its report."""
+    faults = [f"not read: {what}" for what in evidence.unread]
+    return Check.of("histories", len(evidence.workflows), faults, f"{len(evidence.workflows)} workflow runs")
 
 
 def nothing_left(evidence: Evidence, _expected: Expectation) -> Check:
@@ -350,7 +352,9 @@ def invariant_checks(evidence: Evidence, unseen: frozenset[Invariant] = frozense
         if judgement.invariant in unseen:
             continue
         if judgement.invariant is Invariant.I13:
-            replay = evidence.replay
-            yield Check.of(f"I12 {REPLAYED}", replay.tasks, list(replay.faults), "each workflow task gave the same commands")
+            replay, unread = evidence.replay, [f"not read, not replayed: {what}" for what in evidence.unread]
+            yield Check.of(
+                f"I12 {REPLAYED}", replay.tasks, [*replay.faults, *unread], "each workflow task gave the same commands"
+            )
         faults = [violation.what for violation in judgement.violations]
         yield Check.of(f"{judgement.invariant} {judgement.text}", judgement.observations, faults, "holds")

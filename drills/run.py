@@ -229,6 +229,7 @@ class _Run:
             completions=completions,
             unchanged_refreshes=scene.unchanged_refreshes,
             workflows=self.histories.files,
+            unread=self.histories.missing,
             replay=Replay(),
             orphans=(),
             killed=frozenset(scene.killed),

@@ -131,6 +131,48 @@ def test_invariants_are_judged_over_the_same_evidence() -> None:
     assert {name.split()[0] for name in red(evidence(polled=routed))} == {"I15"}
 
 
+LAST_SEC = 170.0
+"""Longer than a round may take here: 155 s."""
+
+
+def late_round(*, set_before_del: bool = False, **changes: Any) -> Evidence:
+    """The round's verdicts and its view come LAST_SEC after the guard; `set_before_del`: a Coordinator came back before."""
+    end = 102.6 + LAST_SEC
+    polled = [event.model_copy(update={"at": end}) if event.at == 104.1 else event for event in evidence().polled]
+    lines = [line.model_copy(update={"mono": end}) if line.event == "add" else line for line in view_lines()]
+    if set_before_del:
+        lines.insert(2, lines[1].model_copy(update={"mono": 102.7}))
+        polled = evidence().polled
+    return evidence(**{"polled": polled, "view_lines": {"coordinator-0": lines}, "ended_at": end + 10.0, **changes})
+
+
+def is_late(found: Evidence) -> bool:
+    return any(name.startswith("I11") for name in red(found))
+
+
+def test_round_that_takes_too_long_is_late_unless_a_worker_or_the_server_was_away_meanwhile() -> None:
+    def away(name: str, at: float, until: float) -> dict[str, Any]:
+        return {"stack_events": [*started(), *killed(name, at, until)], "killed": frozenset({name})}
+
+    assert is_late(late_round())
+    assert not is_late(late_round(**away("worker-0", 110.0, 150.0)))
+    assert not is_late(late_round(**away("temporal", 110.0, 150.0)))
+    assert is_late(late_round(**away("coordinator-0", 110.0, 150.0))), "the bound has their deadlines in it"
+    assert is_late(late_round(**away("worker-0", 20.0, 60.0))), "before the round"
+    both = [*started(), *killed("worker-0", 110.0, 120.0), *killed("temporal", 110.0, 120.0)]
+    assert is_late(late_round(stack_events=both)), "both were away at once: 10 s, not 20"
+
+
+def test_view_that_was_served_before_the_engines_recovered_ends_no_round() -> None:
+    assert is_late(late_round(set_before_del=True))
+
+
+@pytest.mark.parametrize("what", ["TimeoutError: ", "report of scale-down-7-2: it has none"])
+def test_history_that_could_not_be_read_is_red(what: str) -> None:
+    found = red(evidence(unread=(what,)))
+    assert {name.split()[0] for name in found} == {"histories", "I12"}
+
+
 @pytest.mark.parametrize("replay", [Replay(tasks=40, faults=("scale-down-7-2.json: [TMPRL1100] nondeterminism",)), Replay()])
 def test_history_that_does_not_replay_is_red_and_so_is_none_at_all(replay: Replay) -> None:
     assert {name.split()[0] for name in red(evidence(replay=replay))} == {"I12"}
