@@ -1,13 +1,11 @@
 """When a NodeManager saw what: its log lines about its engines.
 
 The moment at which a NodeManager has the last piece of evidence is where our share of a recovery begins. It is in the
-NodeManager's ordinary log (`engine status rank=1 status=dead …`, UTC to the millisecond), which is put on the monotonic
-clock by the difference of the two clocks of this machine.
+NodeManager's ordinary log (`engine status rank=1 status=dead … mono=4711.0815`). Its `mono` is `time.monotonic()`, as in the
+engines' and the Coordinators' logs; the time at the line's begin is a wall clock, which may be stepped in the middle of a run.
 """
 
 import re
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +14,8 @@ from domain.model import Strict
 from drills.timeline import Mark
 
 _LINE: Final = re.compile(
-    r"^(?P<time>\S+Z) INFO +(?P<process>.*?) engine status rank=(?P<rank>\d+) status=(?P<status>\w+) "
-    r"(ft_state=(?P<ft_state>\w+) )?source=(?P<source>\w+)"
+    r"^\S+Z INFO +.*? engine status rank=(?P<rank>\d+) status=(?P<status>\w+) "
+    r"(ft_state=(?P<ft_state>\w+) )?source=(?P<source>\w+) sequence=\d+ mono=(?P<mono>[\d.]+)"
 )
 EVIDENCE: Final = frozenset({EngineStatus.DEAD.value, EngineStatus.UNHEALTHY.value})
 
@@ -41,24 +39,19 @@ def read_sightings(manager: str, path: Path) -> list[Sighting]:
     """All sightings in a NodeManager's log; none where it is not there."""
     if not path.exists():
         return []
-    behind_sec = time.time() - time.monotonic()
-    found = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        line = _LINE.match(text)
-        if line is None:
-            continue
-        wall = datetime.fromisoformat(line["time"]).timestamp()
-        found.append(
-            Sighting(
-                at=wall - behind_sec,
-                manager=manager,
-                rank=int(line["rank"]),
-                status=line["status"],
-                ft_state=None if line["ft_state"] in (None, "None") else line["ft_state"],
-                source=line["source"],
-            )
+    lines = (_LINE.match(text) for text in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [
+        Sighting(
+            at=float(line["mono"]),
+            manager=manager,
+            rank=int(line["rank"]),
+            status=line["status"],
+            ft_state=None if line["ft_state"] in (None, "None") else line["ft_state"],
+            source=line["source"],
         )
-    return found
+        for line in lines
+        if line is not None
+    ]
 
 
 def marks(sightings: list[Sighting]) -> list[Mark]:

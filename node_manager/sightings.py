@@ -11,6 +11,7 @@ overwrites one that began later.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Final
@@ -124,13 +125,14 @@ def retired_entry(rank: int, engine: ManagedEngine | None) -> RankEntry:
 
 
 def _told(entry: RankEntry) -> dict[str, object]:
-    """What of an entry goes into the log; the mask too, and only there."""
+    """What of an entry goes into the log; the mask too, and only there. `mono`: now, on the clock that is never stepped."""
     told = {
         "rank": entry.id,
         "status": entry.status,
         "ft_state": entry.ft_state,
         "source": entry.source.value,
         "sequence": entry.sequence,
+        "mono": f"{time.monotonic():.4f}",
         "why": entry.ft_error or entry.fault_info,
         "mask": entry.mask,
     }

@@ -1,16 +1,17 @@
 """What other processes write is read as they write it; a torn last line costs nothing."""
 
 import json
+import logging
 import time
 from pathlib import Path
-
-import pytest
 
 from domain.engine import EngineStatus, Instruction
 from domain.observations import ApplySeen, EngineIdSeen, RebuildSeen, RecoveredSeen, StatusSeen, ViewSeen
 from drills import engine_log, view_log
 from drills.sighting_log import read_sightings
 from drills.timeline import Timeline
+from node_manager.sightings import Sightings
+from service.logging import TextLine
 
 
 def write(path: Path, lines: list[dict[str, object]], tail: str = "") -> None:
@@ -72,21 +73,38 @@ def test_view_log_gives_what_was_served_of_this_instance(tmp_path: Path) -> None
     assert view_log.read_view_log(tmp_path / "missing.jsonl") == []
 
 
-def test_node_manager_log_gives_the_moment_of_each_sighting(tmp_path: Path) -> None:
+def test_node_manager_log_gives_the_moment_of_each_sighting_whatever_the_wall_clock_says(tmp_path: Path) -> None:
     log = tmp_path / "node-manager-0.log"
-    now = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
     log.write_text(
-        f"{stamp} INFO    node-manager engine status rank=1 status=dead source=process_exit sequence=4 "
-        'why="worker process 12 ended"\n'
-        f"{stamp} INFO    node-manager engine status rank=0 status=unhealthy ft_state=recovering source=engine sequence=5\n"
-        f"{stamp} INFO    node-manager reported ranks=[1] answer=ok\n",
+        "2026-01-31T12:00:00.123Z INFO    node-manager engine status rank=1 status=dead source=process_exit sequence=4 "
+        'mono=4711.0815 why="worker process 12 ended"\n'
+        "2026-01-31T11:00:00.456Z INFO    node-manager engine status rank=0 status=unhealthy ft_state=recovering "
+        "source=engine sequence=5 mono=4713.5\n"
+        "2026-01-31T11:00:00.457Z INFO    node-manager reported ranks=[1] answer=ok\n",
         encoding="utf-8",
     )
     sighting, other = read_sightings("node-manager-0", log)
     assert (sighting.rank, sighting.status, sighting.source, sighting.is_evidence) == (1, "dead", "process_exit", True)
     assert (other.rank, other.ft_state) == (0, "recovering")
-    assert sighting.at == pytest.approx(time.monotonic(), abs=1.0)
+    assert [sighting.at, other.at] == [4711.0815, 4713.5], "the wall clock was put back by an hour between them"
+
+
+def test_what_a_node_manager_logs_of_an_engine_is_read(tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "node-manager-0.log")
+    handler.setFormatter(TextLine("node-manager 127.0.0.2"))
+    logger = logging.getLogger("node_manager.sightings")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    before = time.monotonic()
+    try:
+        sightings = Sightings(next_sequence=lambda: 17, on_news=lambda _entry: None, dead_after_poll_failures=1)
+        sightings.nothing_runs(3, "no engine of it is here")
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    (sighting,) = read_sightings("node-manager-0", tmp_path / "node-manager-0.log")
+    assert (sighting.rank, sighting.status, sighting.source) == (3, "dead", "process_exit")
+    assert before - 0.001 <= sighting.at <= time.monotonic()
 
 
 def test_timeline_is_in_order_and_counts_from_the_injection(tmp_path: Path) -> None:
