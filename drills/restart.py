@@ -138,6 +138,10 @@ class Cell(Strict):
         return self.how is How.KILL and self.point is Point.MID_APPLY and SURVIVORS_NODE_MANAGER in PROCESSES[self.victim]
 
     @property
+    def hits_the_dead_ranks_manager(self) -> bool:
+        return DEAD_RANKS_NODE_MANAGER in PROCESSES[self.victim]
+
+    @property
     def workers(self) -> int:
         """How many workers its installation has."""
         return 2 if self.victim is Victim.ONE_OF_TWO_WORKERS else 1

@@ -1,11 +1,15 @@
 """Carries out cells of the restart table: alone, or several in turn on one installation.
 
     small   four ranks in two Pods; one cell
+    apart   four ranks in three Pods, the lost one alone in its own; one cell that hits the dead rank's NodeManager
     large   eight ranks in four Pods; up to five cells, each with a rank and a round of its own
 
 In a chain nothing is shared but the installation: before the next rank dies, the last round's view is served, its
 verdicts are given, what was killed runs again, and requests succeed. What a cell broke stays broken, and turns the
 chain red. Cells that end in a rebuild always run alone.
+
+The dead rank's NodeManager must be one that has no survivor, or it would be a survivors' one as well. In a chain the
+second loss leaves its Pod without any, so that is the place of a cell which hits it.
 """
 
 import asyncio
@@ -43,7 +47,7 @@ _APPLYING: Final = "worker.apply.before"
 
 
 class Shape(Strict):
-    """An installation: `lost` are the ranks that die in turn; the last Pod always keeps a survivor."""
+    """An installation: `lost` are the ranks that die in turn; the first and the last Pod always keep a survivor."""
 
     pods: tuple[tuple[int, ...], ...]
     lost: tuple[int, ...]
@@ -62,12 +66,13 @@ class Shape(Strict):
 
 
 SMALL: Final = Shape(pods=((0, 1), (2, 3)), lost=(1,), detection_sec=2.0)
-LARGE: Final = Shape(pods=((0, 1), (2, 3), (4, 5), (6, 7)), lost=(1, 3, 5, 2, 4), detection_sec=1.0)
+APART: Final = Shape(pods=((0,), (1,), (2, 3)), lost=(1,), detection_sec=2.0)
+LARGE: Final = Shape(pods=((0, 1), (2, 3), (4, 5), (6, 7)), lost=(3, 2, 5, 4, 1), detection_sec=1.0)
 
 
 def restart_drill(*chosen: Cell, name: str = "restart") -> Drill:
     """The drill of one cell, or of a chain of them (`chains` says which may share an installation)."""
-    shape = SMALL if len(chosen) == 1 else LARGE
+    shape = shape_of(chosen)
     assert len(chosen) <= len(shape.lost), "a chain loses a rank a cell"
     if len(chosen) == 1 and chosen[0].outcome_unknown:
         return _unknown_outcome(chosen[0], name)
@@ -97,15 +102,32 @@ def restart_drill(*chosen: Cell, name: str = "restart") -> Drill:
     )
 
 
+def shape_of(chosen: Sequence[Cell]) -> Shape:
+    """The installation of one cell, or of a chain."""
+    if len(chosen) > 1:
+        return LARGE
+    return APART if chosen[0].hits_the_dead_ranks_manager else SMALL
+
+
 def chains(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
     """These cells in groups that may run on one installation, in turn."""
     for alone in (cell for cell in chosen if cell.outcome_unknown):
         yield (alone,)
     for how in How:
         for workers in (1, 2):
-            alike = [c for c in chosen if c.workers == workers and c.how is how and not c.outcome_unknown]
-            for first in range(0, len(alike), len(LARGE.lost)):
-                yield tuple(alike[first : first + len(LARGE.lost)])
+            yield from _chained([c for c in chosen if c.workers == workers and c.how is how and not c.outcome_unknown])
+
+
+def _chained(alike: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
+    """In each chain one cell at most hits the dead rank's NodeManager, and comes second; alone it has a shape of its own."""
+    there = [cell for cell in alike if cell.hits_the_dead_ranks_manager]
+    others = [cell for cell in alike if not cell.hits_the_dead_ranks_manager]
+    while others:
+        second, there = there[:1], there[1:]
+        size = len(LARGE.lost) - len(second)
+        yield (*others[:1], *second, *others[1:size])
+        others = others[size:]
+    yield from ((cell,) for cell in there)
 
 
 def _failpoints(shape: Shape, chosen: Sequence[Cell]) -> dict[str, tuple[str, ...]]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from drills.restart import CHOSEN, Cell, Point, Unknown, Victim
+from drills.restart import CHOSEN, Cell, Point, Unknown, Victim, cells
 from drills.restart_all import RESULTS, CellResult, Task, passed_before, run_restart_table, tasks
+from drills.restart_run import chains, shape_of
 from drills.run import DrillOptions, run_drill
 
 
@@ -13,6 +14,21 @@ def test_the_chosen_cells_have_every_victim_and_nearly_every_point() -> None:
     assert len(CHOSEN) == len(set(CHOSEN)) == 16
     assert {cell.victim for cell in CHOSEN} == set(Victim)
     assert {cell.point for cell in CHOSEN} == set(Point) - {Point.BEFORE_GUARD}
+
+
+@pytest.mark.parametrize("only", ["", "dead-ranks", "dead-ranks-node-manager --at after", "--stop"])
+def test_every_cell_is_in_one_chain_and_the_dead_ranks_manager_has_no_survivor(only: str) -> None:
+    chosen = [cell for cell in cells() if only in str(cell)]
+    found = list(chains(chosen))
+    assert sorted(str(cell) for chain in found for cell in chain) == sorted(map(str, chosen))
+    for chain in found:
+        shape, lost = shape_of(chain), set[int]()
+        assert len(chain) <= len(shape.lost)
+        for cell, rank in zip(chain, shape.lost, strict=False):
+            lost.add(rank)
+            pod = next(pod for pod in shape.pods if rank in pod)
+            assert set(pod) <= lost or not cell.hits_the_dead_ranks_manager, f"{cell}: ranks {pod}, dead are {lost}"
+            assert not {0, *shape.pods[-1]} & lost, "the master and the last Pod survive"
 
 
 @pytest.mark.parametrize("task", tasks(CHOSEN, ()), ids=lambda task: task.name)
