@@ -36,7 +36,8 @@ class Expectation(Strict):
     before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
     no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
     of our processes the drill kills, `stopped`: how many it stops for a while, and `stopped_for_sec`: for how long at
-    least. `reasons`: the first round must have ended with one of these. `repeated_set`: the periodic SET must have come, and
+    least. `goes_on_within_sec`: per cell in which one of two workers goes, when the round must have gone on at the latest.
+    `reasons`: the first round must have ended with one of these. `repeated_set`: the periodic SET must have come, and
     have changed nothing. `retried`: every engine was told to retry, once, and nothing else. `feature_off`: NodeManagers
     have no fault-tolerance routes, so no journal tells anything either. `endings`: how each round must have ended, in
     their order; `gates`: the codes with which the gate refused each of them. `aborted`: every round that failed was aborted
@@ -55,6 +56,7 @@ class Expectation(Strict):
     killed: int = 0
     stopped: int = 0
     stopped_for_sec: float = 0.0
+    goes_on_within_sec: Mapping[str, float] = {}
     reasons: tuple[RoundReason, ...] = ()
     repeated_set: bool = False
     retried: bool = False

@@ -100,6 +100,9 @@ class Evidence:
     stops_asked: Mapping[str, Sequence[StopAsked]] = field(default_factory=dict)
     """Per NodeManager that could not be stopped: who asked it to."""
 
+    late_sec: Mapping[str, float | None] = field(default_factory=dict)
+    """Per cell in which one of two workers went: how long after that the round's next step began, None where it did not."""
+
     unread: Sequence[str] = ()
     """Histories and rounds' reports that could not be read, and why."""
 

@@ -98,6 +98,10 @@ class FailpointDriver:
                 return hit
         raise FailpointNotHit(f"nobody has come to failpoint {name}")
 
+    def first_hit_after(self, name: str, at: float) -> float | None:
+        """When somebody first came to `name` after this `time.monotonic()`; None where nobody has."""
+        return next((when for when, hit in self.hits if hit.name == name and when > at), None)
+
     def _event(self, events: dict[str, asyncio.Event], name: str) -> asyncio.Event:
         return events.setdefault(name, asyncio.Event())
 

@@ -63,6 +63,8 @@ def checks_of(drill: Drill) -> list[CheckFunction]:
         wanted.append(processes.killed_in_the_round)
     if expected.stopped:
         wanted.append(processes.stopped_in_the_round)
+    if expected.goes_on_within_sec:
+        wanted.append(processes.went_on)
     if expected.reasons:
         wanted.append(reason_given)
     if expected.repeated_set:

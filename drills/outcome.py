@@ -70,13 +70,17 @@ class RequestFigures(Strict):
 
 
 class Figures(Strict):
-    """`control_plane_sec`: last evidence seen by a NodeManager → ADD acknowledged, less the engines' own recovery."""
+    """`control_plane_sec`: last evidence seen by a NodeManager → ADD acknowledged, less the engines' own recovery.
+
+    `late_sec`: per cell in which one of two workers goes, from then until the round's next step began.
+    """
 
     applies_per_engine: dict[str, int] = {}
     dead_committed: tuple[int, ...] = ()
     published_ranks: tuple[int, ...] = ()
     control_plane_sec: float | None = None
     stage_sec: dict[str, float] = {}
+    late_sec: dict[str, float] = {}
     requests: RequestFigures = RequestFigures()
     orphans: int = 0
     non_default_timers: dict[str, float] = {}

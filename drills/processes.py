@@ -89,3 +89,21 @@ def stopped_in_the_round(evidence: Evidence, expected: Expectation) -> Check:
     faults += [f"{e.name} ended: {e.detail}" for e in unplanned_ends(evidence, expected) if e.name in stopped]
     told = ", ".join(f"{s.process} for {(s.ended_at or s.at) - s.at:.1f} s" for s in stops)
     return Check.of("stopped and continued", len(stops), faults, told)
+
+
+def went_on(evidence: Evidence, expected: Expectation) -> Check:
+    """Where one of two workers was killed or stopped, the round's next step began within the cell's bound.
+
+    That step comes after the one that stood still. So the time holds all that a worker's end costs: the heartbeat that
+    fails to come, the step's second attempt at the other worker, and the first workflow task that is handed to nobody.
+    """
+    faults, told = [], []
+    for cell, within_sec in expected.goes_on_within_sec.items():
+        late_sec = evidence.late_sec.get(cell)
+        if late_sec is None:
+            faults.append(f"{cell}: the round's next step was not seen")
+        elif late_sec > within_sec:
+            faults.append(f"{cell}: the round's next step began {late_sec:.1f} s later, more than {within_sec:g} s")
+        else:
+            told.append(f"{late_sec:.1f} s later ({cell})")
+    return Check.of("the other worker went on", len(expected.goes_on_within_sec), faults, ", ".join(told))

@@ -62,6 +62,8 @@ def _head(report: DrillReport) -> str:
     lines += [f"- commands that reached engines: {applies or 'none'}"]
     if report.figures.control_plane_sec is not None:
         lines += [f"- our share of the recovery: {report.figures.control_plane_sec:.3f} s (control_plane_sec)"]
+    late = report.figures.late_sec
+    lines += [f"- `{cell}`: the round's next step began {seconds:.2f} s later (late_sec)" for cell, seconds in late.items()]
     lines += [f"- left behind: {', '.join(report.orphan_processes) or 'nothing'}"]
     return "\n".join(lines)
 

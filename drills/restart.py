@@ -110,6 +110,22 @@ PLACES: Final[Mapping[Point, Place]] = {
 }
 
 
+NEXT_STEP: Final[Mapping[Point, str]] = {
+    Point.BEFORE_GUARD: "worker.look_apply_ready.before",
+    Point.AFTER_GUARD: "worker.look_apply_ready.before",
+    Point.APPLY_READY: "worker.withdraw.before",
+    Point.AFTER_DEL: "worker.apply.before",
+    Point.MID_APPLY: "worker.look_recovered.before",
+    Point.AFTER_202: "worker.look_recovered.before",
+    Point.RECOVERING: "worker.verify.before",
+    Point.COMMIT_POINT: "worker.publish.before",
+    Point.FINALIZE_RECORDED: "worker.publish.before",
+    Point.BEFORE_ADD: "worker.end.before",
+    Point.AFTER_ADD: "worker.end.before",
+}
+"""Where the step begins that comes after the one in which the round stands at a point."""
+
+
 class Unknown(StrEnum):
     """The three unknowns of design §4, as cells of their own."""
 

@@ -25,12 +25,13 @@ RESULTS: Final = "cells.jsonl"
 
 
 class CellResult(Strict):
-    """One cell's verdict, in which chain, and where its evidence is."""
+    """One cell's verdict, in which chain, and where its evidence is; `late_sec` where one of two workers went."""
 
     cell: str
     passed: bool
     chain: str
     wrong: str = ""
+    late_sec: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def _write(out: Path, task: Task, report: DrillReport, stream: TextIO) -> None:
     words = "; ".join([*([report.failure] if report.failure else []), *wrong])
     with (out / RESULTS).open("a", encoding="utf-8") as file:
         for cell in task.cells:
-            result = CellResult(cell=cell, passed=report.passed, chain=report.bundle, wrong=words)
+            late_sec = report.figures.late_sec.get(cell)
+            result = CellResult(cell=cell, passed=report.passed, chain=report.bundle, wrong=words, late_sec=late_sec)
             file.write(result.model_dump_json() + "\n")
     verdict = "passed" if report.passed else f"FAILED: {words}"
     print(f"{task.name} ({report.took_sec:.0f} s; {', '.join(task.cells)}): {verdict}", file=stream, flush=True)

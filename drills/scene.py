@@ -47,6 +47,7 @@ class Scene:
         self.killed: set[str] = set()
         self.unchanged_refreshes: dict[str, float] = {}
         self.stops_asked: dict[str, tuple[StopAsked, ...]] = {}
+        self.late_sec: dict[str, float | None] = {}
         self._timeline = timeline
         self._on_event = on_event
 

@@ -57,6 +57,9 @@ async def test_killed_process_may_come_again_and_is_not_held_twice() -> None:
         second = await process_at(driver)
         assert await asyncio.wait_for(second.wait(), timeout=20) == 0
         assert [hit.pid for _, hit in driver.hits] == [first.pid, second.pid]
+        (came, _), (came_again, _) = driver.hits
+        assert driver.first_hit_after("a.place", came) == came_again
+        assert driver.first_hit_after("a.place", came_again) is driver.first_hit_after("another", 0.0) is None
 
 
 async def test_end_of_the_driver_releases_everybody() -> None:

@@ -72,6 +72,14 @@ def test_report_for_people_begins_with_the_answer_and_names_what_is_wrong(tmp_pa
     assert DrillReport.model_validate_json((tmp_path / "report.json").read_bytes()).checks == (failed,)
 
 
+def test_how_late_a_round_was_stands_in_both_reports(tmp_path: Path) -> None:
+    late = {"--kill one-of-two-workers --at after-guard": 3.8912}
+    write_report(tmp_path, report(figures=report().figures.model_copy(update={"late_sec": late})))
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "- `--kill one-of-two-workers --at after-guard`: the round's next step began 3.89 s later" in text
+    assert DrillReport.model_validate_json((tmp_path / "report.json").read_bytes()).figures.late_sec == late
+
+
 def test_picture_is_well_formed_and_shows_every_process(tmp_path: Path) -> None:
     timeline = Timeline()
     timeline.add(99.0, "controller", "phase", "NORMAL")

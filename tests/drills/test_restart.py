@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from drills.restart import CHOSEN, Cell, Point, Unknown, Victim, cells
+from drills.restart import CHOSEN, NEXT_STEP, Cell, Point, Unknown, Victim, cells
 from drills.restart_all import RESULTS, CellResult, Task, passed_before, run_restart_table, tasks
-from drills.restart_run import chains, shape_of
+from drills.restart_run import chains, restart_drill, shape_of
 from drills.run import DrillOptions, run_drill
 
 
@@ -29,6 +29,14 @@ def test_every_cell_is_in_one_chain_and_the_dead_ranks_manager_has_no_survivor(o
             pod = next(pod for pod in shape.pods if rank in pod)
             assert set(pod) <= lost or not cell.hits_the_dead_ranks_manager, f"{cell}: ranks {pod}, dead are {lost}"
             assert not {0, *shape.pods[-1]} & lost, "the master and the last Pod survive"
+
+
+def test_where_one_of_two_workers_goes_the_round_s_next_step_is_watched() -> None:
+    for chain in chains([cell for cell in cells() if cell.workers > 1]):
+        drill = restart_drill(*chain)
+        assert set(drill.expected.goes_on_within_sec) == set(map(str, chain))
+        assert {NEXT_STEP[cell.point] for cell in chain} <= set(drill.failpoints["worker"])
+    assert not restart_drill(Cell(victim=Victim.WORKER, point=Point.AFTER_202)).expected.goes_on_within_sec
 
 
 @pytest.mark.parametrize("task", tasks(CHOSEN, ()), ids=lambda task: task.name)
