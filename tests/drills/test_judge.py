@@ -142,7 +142,7 @@ def late_round(*, set_before_del: bool = False, **changes: Any) -> Evidence:
     lines = [line.model_copy(update={"mono": end}) if line.event == "add" else line for line in view_lines()]
     if set_before_del:
         lines.insert(2, lines[1].model_copy(update={"mono": 102.7}))
-        polled = evidence().polled
+        polled = list(evidence().polled)
     return evidence(**{"polled": polled, "view_lines": {"coordinator-0": lines}, "ended_at": end + 10.0, **changes})
 
 
@@ -305,22 +305,24 @@ def test_clean_rebuild_passes() -> None:
     assert red(rebuilt(), REBUILT, traffic=False) == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "check", "changes"),
-    [
-        ("a command", "no apply", {"lives": {**rebuilt().lives, 2: [with_line(first_life(2), apply_line(2)), second_life(2)]}}),
-        ("a round", "no round", {"journals": {MANAGERS[0]: journal(MANAGERS[0], ())}}),
-        ("withdrawn at once", "not withdrawn early", {"view_lines": {"coordinator-0": view_lines()}}),
-        ("an old engine", "engines renewed", {"lives": {**rebuilt().lives, 2: [first_life(2)]}}),
-        (
-            "an engine not ready",
-            "engines renewed",
-            {"lives": {**rebuilt().lives, 2: [first_life(2), second_life(2, ready=False)]}},
-        ),
-    ],
-)
-def test_planted_fault_in_a_rebuild_turns_its_check_red(name: str, check: str, changes: dict[str, Any]) -> None:
-    assert check in red(rebuilt(**changes), REBUILT, traffic=False), name
+PLANTED_IN_A_REBUILD = [
+    Planted(
+        "a command", "no apply", {"lives": {**rebuilt().lives, 2: [with_line(first_life(2), apply_line(2)), second_life(2)]}}
+    ),
+    Planted("a round", "no round", {"journals": {MANAGERS[0]: journal(MANAGERS[0], ())}}),
+    Planted("withdrawn at once", "not withdrawn early", {"view_lines": {"coordinator-0": view_lines()}}),
+    Planted("an old engine", "engines renewed", {"lives": {**rebuilt().lives, 2: [first_life(2)]}}),
+    Planted(
+        "an engine not ready",
+        "engines renewed",
+        {"lives": {**rebuilt().lives, 2: [first_life(2), second_life(2, ready=False)]}},
+    ),
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED_IN_A_REBUILD, ids=lambda planted: planted.name)
+def test_planted_fault_in_a_rebuild_turns_its_check_red(planted: Planted) -> None:
+    assert planted.check in red(rebuilt(**planted.changes), REBUILT, traffic=False)
 
 
 def test_rebuild_over_a_complete_set_breaks_i17() -> None:
