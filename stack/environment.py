@@ -7,7 +7,9 @@ from typing import Final
 from stack.processes import POD_VARIABLE, PROCESS_VARIABLE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_KEPT_VARIABLES: Final = frozenset({"AUTOTOMY_LOG_LEVEL", "AUTOTOMY_LOG_FORMAT"})
+_CHATTY: Final = ("AUTOTOMY_LOG_LEVEL", "DEBUG")
+"""The one wish about logs that is passed on: drills and the demo read them, as text and from INFO on."""
+
 _OWN_PREFIXES: Final = ("AUTOTOMY_", "TEMPORAL_")
 
 
@@ -20,7 +22,7 @@ def base_environment(run_id: str, process: str, *, pod: str | None = None, run_d
     kept = {
         name: value
         for name, value in os.environ.items()
-        if (name in _KEPT_VARIABLES or not name.startswith(_OWN_PREFIXES)) and not name.lower().endswith("_proxy")
+        if ((name, value) == _CHATTY or not name.startswith(_OWN_PREFIXES)) and not name.lower().endswith("_proxy")
     }
     own = {RUN_ID_VARIABLE: run_id, PROCESS_VARIABLE: process, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"}
     if run_dir is not None:

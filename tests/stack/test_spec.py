@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from domain.errors import ConfigError
+from stack.environment import base_environment
 from stack.spec import EngineSpec, StackSpec
 
 
@@ -56,3 +57,23 @@ def test_a_spec_survives_being_written_down() -> None:
 
 def test_legacy_engines_do_not_claim_to_scale_down() -> None:
     assert not StackSpec.model_validate({"engine": {"dialect": "legacy"}}).engine.capability().scale_down_supported
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "passed_on"),
+    [
+        ("AUTOTOMY_LOG_FORMAT", "json", False),
+        ("AUTOTOMY_LOG_LEVEL", "ERROR", False),
+        ("AUTOTOMY_LOG_LEVEL", "DEBUG", True),
+        ("AUTOTOMY_TASK_QUEUE", "production", False),
+        ("TEMPORAL_ADDRESS", "production:7233", False),
+        ("HTTPS_PROXY", "http://proxy:1", False),
+        ("LANG", "C.UTF-8", True),
+    ],
+)
+def test_an_installation_hears_of_its_callers_environment_what_is_meant_for_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, passed_on: bool
+) -> None:
+    """Drills read its logs: as text, and from INFO on."""
+    monkeypatch.setenv(name, value)
+    assert (base_environment("run", "api").get(name) == value) is passed_on
