@@ -1,9 +1,10 @@
-"""What the README shows must work as printed: its YAML files load, and its commands and flags exist."""
+"""What the README and the examples' headers show must work as printed: YAML files load, commands and flags exist."""
 
 import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 YAML = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
 COMMANDS = sorted({line.split("#")[0].strip() for line in SHELL.splitlines() if line.startswith("autotomy ")})
+EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.yaml"))
+HEADERS = [line for file in EXAMPLES for line in re.findall(r"^#   (autotomy .+)$", file.read_text(encoding="utf-8"), re.M)]
 
 
 def test_the_controller_file_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,14 +37,20 @@ def test_the_node_manager_file_loads_and_describes_an_engine(tmp_path: Path) -> 
     assert config.registration is not None
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@cache
+def help_of(*words: str) -> str:
+    """What `autotomy WORDS --help` prints."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *words, "--help"], capture_output=True, text=True, timeout=120, cwd=ROOT, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *HEADERS])
 def test_every_flag_of_a_command_is_in_its_help(command: str) -> None:
     words = command.split()[1:]
     flags = [word for word in words if word.startswith("--")]
     name = words[:2] if words[0] == "instance" else words[:1]
-    shown = subprocess.run(
-        [sys.executable, "-m", "cli.main", *name, "--help"], capture_output=True, text=True, timeout=120, cwd=ROOT, check=True
-    ).stdout
+    shown = help_of(*name)
     for flag in flags:
         assert flag in shown, f"{command}: {flag} is not in its --help"
 
