@@ -18,6 +18,7 @@ from api.gateway import Gateway, WorkflowUnknown
 from api.hardware import hardware_routes
 from api.health import health_routes
 from api.heartbeats import heartbeat_routes
+from api.instance_figures import InstanceFigures
 from api.instances import instance_routes, registry_start
 from api.pulse_watch import PulseWatch
 from api.registration import registration_routes
@@ -43,6 +44,7 @@ def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
         config=settings.fault_tolerance_config,
         figures=Figures(registry),
     )
+    registry.register(InstanceFigures(api.instances))
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

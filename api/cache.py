@@ -9,7 +9,8 @@ Concurrent requests share one question.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from api.errors import ApiReason
@@ -86,6 +87,15 @@ def _seen(asked: asyncio.Task[T]) -> None:
         asked.exception()
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """What is known of a declared instance without asking anybody. `age_sec`: of its record, inf where there is none."""
+
+    instance_id: int
+    record: RuntimeRecord | None
+    age_sec: float
+
+
 class Instances:
     """The declared instances, and each one's newest record."""
 
@@ -160,6 +170,16 @@ class Instances:
         """It was just told something: its record is old."""
         if (kept := self._records.get(instance_id)) is not None:
             kept.at = min(kept.at, time.monotonic() - RECORD_FRESH_SEC)
+
+    def remembered(self) -> Iterator[Remembered]:
+        """Every instance as it was last heard of; asks nobody."""
+        for one in (self._view.value or RegistryView()).instances:
+            instance_id = one.topology.instance_id
+            kept = self._records.get(instance_id)
+            if kept is None:
+                yield Remembered(instance_id, None, float("inf"))
+            else:
+                yield Remembered(instance_id, kept.value, kept.age_sec)
 
     def _known(self, instance_id: int) -> Topology | None:
         view = self._view.value or RegistryView()
