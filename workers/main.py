@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: AUTOTOMY_CONFIG)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the two listeners (%(default)s)")
     parser.add_argument("--health-port", type=port, metavar="PORT", help="/liveness and /readiness (default: none)")
-    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="Temporal's Prometheus figures (default: none)")
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="Prometheus figures, Temporal's too (default: none)")
     parser.add_argument("--build-id", metavar="ID", help="version of this worker; it gets tasks once that is current (none)")
     return parser
 

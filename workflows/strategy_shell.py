@@ -9,10 +9,10 @@ up later: with the report as its result, or Failed (red in the Web UI), with the
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RawValue
+from temporalio.common import MetricMeter, RawValue
 from temporalio.exceptions import ApplicationError
 
 from workflows.strategy_page import CallMade, StrategyStatus
@@ -24,6 +24,9 @@ with workflow.unsafe.imports_passed_through():
 
 R = TypeVar("R", bound=StrategyReport)
 S = TypeVar("S", bound=StrategyStatus)
+
+STRATEGIES_ENDED: Final = "autotomy_strategies_ended_total"
+"""At the worker's `--metrics-port`, with `kind`, `outcome` and `reason` (docs/metrics.md)."""
 
 _KEPT_SIGNALS = 20
 
@@ -46,6 +49,7 @@ class StrategyShell(Generic[S]):
 
     async def tell_end(self, report: StrategyReport, outcome: str) -> None:
         """The FaultManager hears of it. `outcome`: in a word, for the Web UI."""
+        count_end(workflow.metric_meter(), self._kind, outcome, report.reason.value)
         end = StrategyEnd.of(self._kind, workflow.info().workflow_id, report)
         summary = f"tell the FaultManager the end: {outcome}, {report.reason.value}"
         await self.stop.until_done(asyncio.create_task(self.reporter.end(end, summary)))
@@ -86,6 +90,12 @@ class StrategyWorkflow(Generic[S]):
     def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
         """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
         self._shell.take(name, args)
+
+
+def count_end(meter: MetricMeter, kind: StrategyKind, outcome: str, reason: str) -> None:
+    """One strategy more has ended. With a workflow's meter: never counted at a replay, and no event of the history."""
+    counter = meter.create_counter(STRATEGIES_ENDED, "Strategies that ended, by outcome and reason")
+    counter.add(1, {"kind": kind.value, "outcome": outcome, "reason": reason})
 
 
 def failed(report: StrategyReport, what_follows: str) -> ApplicationError:
