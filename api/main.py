@@ -7,6 +7,7 @@ from pathlib import Path
 
 from api.app import controller_app
 from api.gateway import Gateway
+from domain.config import refuse_what_is_not_done
 from service.arguments import port
 from service.http import bind, serve_socket
 from service.process import run_process
@@ -32,5 +33,6 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
     settings = load_settings(options.config)
+    refuse_what_is_not_done(settings.fault_tolerance_config)
     app = controller_app(settings, Gateway(settings.task_queue))
     await serve_socket(app, bind(options.host, options.port), stop=stop)

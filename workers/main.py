@@ -12,7 +12,7 @@ from typing import Any, Final
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
-from domain.config import config_warnings
+from domain.config import config_warnings, refuse_what_is_not_done
 from domain.errors import Refused
 from service.arguments import port
 from service.http import bind, serve_socket
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
     settings = load_settings(options.config)
+    refuse_what_is_not_done(settings.fault_tolerance_config)
     for warning in config_warnings(settings.fault_tolerance_config):
         log.warning("configuration: %s", warning)
     health = None if options.health_port is None else bind(options.host, options.health_port, option="--health-port")

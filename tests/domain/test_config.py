@@ -1,11 +1,22 @@
 """The configuration's defaults, bounds and contradictions (design §6; RFC §7)."""
 
+import ast
+import inspect
+import itertools
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from domain.config import MAX_LEASE_SEC, DpScaleDownConfig, FallbackStrategy, FaultToleranceConfig, config_warnings
+from domain.config import (
+    MAX_LEASE_SEC,
+    DpScaleDownConfig,
+    FallbackStrategy,
+    FaultToleranceConfig,
+    config_warnings,
+    refuse_what_is_not_done,
+)
+from domain.errors import ConfigError
 
 
 def test_the_defaults_are_the_rfcs() -> None:
@@ -69,6 +80,31 @@ def test_no_lease_that_a_nodemanager_would_not_grant() -> None:
 def test_what_contradicts_in_the_whole_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         FaultToleranceConfig(**changes)
+
+
+@pytest.mark.parametrize("asked", [FallbackStrategy.ENGINE_RELAUNCH, FallbackStrategy.SCALE_P2D])
+def test_a_fallback_that_is_not_done_stops_a_process_and_can_still_be_read(asked: FallbackStrategy) -> None:
+    config = FaultToleranceConfig(fallback_strategy=asked)
+    with pytest.raises(ConfigError, match=f"fallback_strategy = {asked.value}"):
+        refuse_what_is_not_done(config)
+    assert any(f"fallback_strategy={asked.value}" in warning for warning in config_warnings(config))
+
+
+def test_the_fallback_that_is_done_is_taken() -> None:
+    refuse_what_is_not_done(FaultToleranceConfig())
+
+
+@pytest.mark.parametrize("model", [FaultToleranceConfig, DpScaleDownConfig])
+def test_every_setting_says_below_itself_what_it_does(model: type[BaseModel]) -> None:
+    body = ast.parse(inspect.getsource(model)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    told = {
+        field.target.id
+        for field, below in itertools.pairwise(body.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
+    assert told == set(model.model_fields)
 
 
 def test_what_is_allowed_but_hardly_meant_is_a_warning() -> None:
