@@ -1,4 +1,4 @@
-"""Golden histories: one of each workflow and outcome, taken from what the workflow tests made a real server record.
+"""Golden histories: one for each end of each workflow that the workflow tests bring about, as a real server recorded it.
 
     make histories        runs the workflow tests and writes tests/histories/*.json anew
 
