@@ -50,4 +50,4 @@ def _of_records(records: list[RuntimeRecord]) -> Iterator[GaugeMetricFamily]:
 
 
 def _gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"{NAMESPACE}_instance_{name}", words, labels=["instance", *labels])
+    return GaugeMetricFamily(f"{NAMESPACE}_instance_{name}", words, labels=["instance_id", *labels])

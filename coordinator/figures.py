@@ -17,8 +17,8 @@ class Figures:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, namespace=NAMESPACE, subsystem=_SUBSYSTEM, registry=registry)
 
-        self.routed = counter("requests_routed", "Requests answered by an engine", "instance", "rank")
-        self.failed = counter("requests_failed", "Requests that an engine failed after it had them", "instance", "rank")
+        self.routed = counter("requests_routed", "Requests answered by an engine", "instance_id", "rank")
+        self.failed = counter("requests_failed", "Requests that an engine failed after it had them", "instance_id", "rank")
         self.refused = counter("requests_refused", "Requests without an endpoint to go to", "reason")
         self.retried = counter("connections_retried", "Connections that failed before a byte was sent")
         self.cancelled = counter("requests_cancelled", "Requests whose client hung up, or that a stop cut")
@@ -32,7 +32,7 @@ class _Loads(Collector):
 
     def collect(self) -> list[GaugeMetricFamily]:
         in_flight = GaugeMetricFamily(
-            f"{NAMESPACE}_{_SUBSYSTEM}_requests_in_flight", "Requests on their way, by rank", labels=["instance", "rank"]
+            f"{NAMESPACE}_{_SUBSYSTEM}_requests_in_flight", "Requests on their way, by rank", labels=["instance_id", "rank"]
         )
         for (instance, rank), count in self._router.loads.items():
             in_flight.add_metric([str(instance), str(rank)], count)

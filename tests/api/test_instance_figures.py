@@ -59,7 +59,7 @@ def scraped(instances: Instances) -> Samples:
     registry = CollectorRegistry(auto_describe=True)
     registry.register(InstanceFigures(instances))
     return {
-        (sample.name.removeprefix("autotomy_instance_"), sample.labels["instance"], sample.labels.get("phase")): sample.value
+        (sample.name.removeprefix("autotomy_instance_"), sample.labels["instance_id"], sample.labels.get("phase")): sample.value
         for family in registry.collect()
         for sample in family.samples
     }

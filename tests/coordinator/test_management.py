@@ -91,7 +91,7 @@ async def test_metrics_tell_of_view_and_refreshes(running: RunningCoordinator) -
     text = (await running.management.get("/metrics")).text
     assert "autotomy_coordinator_has_view 1.0" in text
     assert 'autotomy_coordinator_refresh_entries_total{outcome="applied"} 1.0' in text
-    assert 'autotomy_coordinator_requests_in_flight{instance="7",rank="0"} 0.0' in text
+    assert 'autotomy_coordinator_requests_in_flight{instance_id="7",rank="0"} 0.0' in text
 
 
 async def test_the_view_log_holds_what_changed_and_what_was_refused(running: RunningCoordinator, tmp_path: Path) -> None:
