@@ -167,15 +167,15 @@ def drill(context: typer.Context) -> None:
     """Run an acceptance scenario (NAME, all, --list)."""
     from cli.single import become
 
-    become("drills", context.args)
+    become("drills", context)
 
 
 @app.command(context_settings=_PASS_THROUGH)
 def bench(context: typer.Context) -> None:
-    """Measure how fast rounds are, and what idling costs (rounds, idle)."""
+    """Measure what it costs (rounds, idle, heartbeats)."""
     from cli.single import become
 
-    become("bench", context.args)
+    become("bench", context)
 
 
 @app.command()
@@ -195,7 +195,7 @@ def api(context: typer.Context) -> None:
     """Run one Controller API process."""
     from cli.single import become
 
-    become("api", context.args)
+    become("api", context)
 
 
 @app.command(context_settings=_PASS_THROUGH)
@@ -203,7 +203,7 @@ def worker(context: typer.Context) -> None:
     """Run one Controller worker process."""
     from cli.single import become
 
-    become("workers", context.args)
+    become("workers", context)
 
 
 @app.command(name="node-manager", context_settings=_PASS_THROUGH)
@@ -211,7 +211,7 @@ def node_manager(context: typer.Context) -> None:
     """Run one NodeManager process."""
     from cli.single import become
 
-    become("node_manager", context.args)
+    become("node_manager", context)
 
 
 @app.command(name="dp-supervisor", context_settings=_PASS_THROUGH)
@@ -219,7 +219,7 @@ def dp_supervisor(context: typer.Context) -> None:
     """Run one Pod's rank servers, without a NodeManager."""
     from cli.single import become
 
-    become("dp_supervisor", context.args)
+    become("dp_supervisor", context)
 
 
 @app.command(context_settings=_PASS_THROUGH)
@@ -227,7 +227,7 @@ def coordinator(context: typer.Context) -> None:
     """Run one Coordinator process."""
     from cli.single import become
 
-    become("coordinator", context.args)
+    become("coordinator", context)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML; the flags below overrule it")
     parser.add_argument("--host", metavar="IP", help="where to listen (default: pod_ip)")
     parser.add_argument("--port", type=int, metavar="N", help="0 takes a free one")
-    parser.add_argument("--controller-url", metavar="URL")
+    parser.add_argument("--controller-url", metavar="URL", help="the Controller API that it registers at and reports to")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="one per NodeManager, on the Pod's disk")
     parser.add_argument("--advertise-ip", metavar="IP", help="this Pod's address as the topology names it (pod_ip)")
     parser.add_argument("--node-name", metavar="NAME", help="the node that this Pod runs on: hardware faults are found by it")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.single import words_after
 from stack.ports import PortLease
 
 AUTOTOMY = Path(sys.executable).parent / "autotomy"
@@ -63,6 +64,33 @@ def test_every_command_explains_itself(command: str) -> None:
     shown = autotomy(command, "--help")
     assert shown.returncode == 0
     assert "--json" in shown.stdout
+
+
+def test_a_single_process_gets_its_command_line_as_it_was_typed() -> None:
+    shown = autotomy("dp-supervisor", "-dp", "2", "-dpl", "2", "--", "vllm", "serve", "MODEL", "--api-server-count", "2")
+    assert shown.returncode == 2
+    assert shown.stderr == "dp-supervisor: --api-server-count 2: one API server a rank, leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "handed_on"),
+    [
+        ("autotomy dp-supervisor -dp 2 -- vllm serve", "-dp 2 -- vllm serve"),
+        ("autotomy dp-supervisor -- run -- dp-supervisor", "-- run -- dp-supervisor"),
+        ("autotomy dp-supervisor", ""),
+    ],
+)
+def test_what_is_handed_on_is_all_behind_the_commands_name(typed: str, handed_on: str) -> None:
+    assert words_after("dp-supervisor", typed.split()) == handed_on.split()
+
+
+def test_every_option_of_a_node_manager_is_explained() -> None:
+    shown = autotomy("node-manager", "--help").stdout
+    assert re.search(r"--controller-url URL\s+the Controller API", shown)
+
+
+def test_the_list_of_commands_names_every_benchmark() -> None:
+    assert "(rounds, idle, heartbeats)" in autotomy("--help").stdout
 
 
 def test_status_without_a_stack_says_what_to_do(tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
 """From a command line to the servers' own: what is set, what is refused and with which words."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
 from domain.errors import ConfigError
+from dp_supervisor import command_line
 from dp_supervisor.command_line import parse
 from dp_supervisor.rules import Rules
 from dp_supervisor.server_command import ServerPlan, plan_servers
@@ -30,6 +35,19 @@ def test_a_vllm_command_line_works_as_it_is() -> None:
         f"{VLLM} -r 1 -tp 2 -dpa 10.0.0.1 --port 8102 --data-parallel-size 8 --data-parallel-rank 6 --enable-fault-tolerance"
     )
     assert third.environment == {"CUDA_VISIBLE_DEVICES": "4,5"}
+
+
+def examples() -> list[str]:
+    """The command lines of the page and of `--help`."""
+    page = (Path(__file__).parents[2] / "docs" / "dp-supervisor.md").read_text(encoding="utf-8")
+    text = "\n".join([*re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE), command_line._EPILOG])
+    return re.findall(r"^ *autotomy dp-supervisor (.*)$", text.replace("\\\n", " "), re.MULTILINE)
+
+
+def test_the_examples_that_people_copy_are_read() -> None:
+    found = [parse(shlex.split(example)) for example in examples()]
+    assert [options.data_parallel_size_local for options in found] == [4, 4, 4]
+    assert all(options.rules is Rules.FAULT_TOLERANT and options.command[:2] == ("vllm", "serve") for options in found)
 
 
 def test_flags_before_the_command_mean_the_same() -> None:
