@@ -11,12 +11,14 @@ reason and the place the value came from; a misspelt key is a problem too, never
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -35,7 +37,25 @@ CONFIG_VARIABLE: Final = "AUTOTOMY_CONFIG"
 _NESTED: Final = "__"
 _MAX_SHOWN_VALUE: Final = 80
 
-HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")]
+_HTTP_URL: Final = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
+
+
+def is_http_url(text: str) -> bool:
+    """Whether `text` is http(s)://host[:port][/path] with a port that there can be."""
+    try:
+        parts = urlsplit(text)
+        return re.match(_HTTP_URL, text) is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _with_host_and_port(text: str) -> str:
+    if not is_http_url(text):
+        raise ValueError("write http://host:port, with a port of 1..65535")
+    return text
+
+
+HttpUrl = Annotated[str, Field(pattern=_HTTP_URL), AfterValidator(_with_host_and_port)]
 
 
 class Settings(BaseSettings):
@@ -87,21 +107,21 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
     return Settings.model_construct(**dict(checked))
 
 
-def read_yaml_mapping(path: Path) -> dict[str, object]:
-    """The mapping that the YAML file `path` holds; an empty file is an empty one.
+def read_yaml_mapping(path: Path, what: str = "config file") -> dict[str, object]:
+    """The mapping that the YAML file `path` holds; an empty file is an empty one. `what` it is called in errors.
 
     Raises ConfigError: unreadable, not YAML, not a mapping, or a key given twice (YAML itself would drop the first).
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}") from None
+        raise ConfigError(f"{what} {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{what} {path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"config file {path} must hold a mapping of names, not {type(content).__name__}")
+        raise ConfigError(f"{what} {path} must hold a mapping of names, not {type(content).__name__}")
     return content
 
 

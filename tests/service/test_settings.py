@@ -150,3 +150,13 @@ def test_a_wrong_url_from_the_command_line_says_so() -> None:
     message = refusal(overrides={"controller_url": "127.0.0.1:1026"})
     assert "controller_url = '127.0.0.1:1026'" in message
     assert "command line" in message
+
+
+@pytest.mark.parametrize("url", ["http://x:99999", "http://x:0", "http://:1026", "ftp://x:1", "http://x:1/?a=b"])
+def test_a_url_names_a_host_and_a_port_that_there_can_be(url: str) -> None:
+    assert f"controller_url = '{url}'" in refusal(overrides={"controller_url": url})
+
+
+@pytest.mark.parametrize("url", ["http://x", "https://x:443/behind/a/path", "http://[::1]:1026"])
+def test_urls_that_can_be_asked(url: str) -> None:
+    assert load_settings(None, {"controller_url": url}).controller_url == url
