@@ -3,16 +3,17 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import typer
+from rich.markup import escape
 
 from cli.screen import print_json, remarks, results
-from domain.errors import ConfigError, Transient
-from service.settings import load_settings
+from domain.errors import ConfigError, ProtocolError, Transient
+from service.settings import is_http_url, load_settings
 from stack.client import Stack
 from stack.errors import NoStack
 from stack.processes import RUN_DIR_VARIABLE
@@ -35,8 +36,10 @@ def in_words(error: Exception) -> str:
 
 
 def _controller_url(given: str | None) -> tuple[str, str | None]:
-    """Whom to ask, and why it is not a local stack where none was named."""
+    """Whom to ask, and why it is not a local stack where none was named. Raises ConfigError for what is no URL."""
     if given:
+        if not is_http_url(given):
+            raise ConfigError(f"--controller-url {given!r}: write http://host:port")
         return given.rstrip("/"), None
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     try:
@@ -45,8 +48,13 @@ def _controller_url(given: str | None) -> tuple[str, str | None]:
         return load_settings().controller_url.rstrip("/"), str(error)
 
 
-def call(method: str, path: str, given_url: str | None, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The envelope's `data`. Ends the command with exit code 1 when the API refuses; raises Transient when nobody answers."""
+def call(
+    method: str, path: str, given_url: str | None, body: Mapping[str, Any] | None = None, *, holds: Collection[str] = ()
+) -> dict[str, Any]:
+    """The envelope's `data`, which has the fields `holds`. Ends the command with exit code 1 when the API refuses.
+
+    Raises Transient when nobody answers, ProtocolError when somebody else does, ConfigError for what cannot be asked.
+    """
     url, no_stack = _controller_url(given_url)
     try:
         content = None if body is None else json.dumps(body)
@@ -56,15 +64,24 @@ def call(method: str, path: str, given_url: str | None, body: Mapping[str, Any] 
         raise Transient(_nobody_answers(url, in_words(error), no_stack)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the declaration holds something that JSON cannot say: {error}") from None
-    try:
-        envelope = reply.json()
-    except ValueError:
-        envelope = {"message": reply.text[:200]}
+    message, data = _envelope(reply, url)
     if reply.status_code != 200:
-        remarks().print(f"[red]refused[/red] ({reply.status_code}): {envelope.get('message')}")
+        remarks().print(f"[red]refused[/red] ({reply.status_code}): {escape(message)}")
         raise typer.Exit(1)
-    data = envelope.get("data")
-    return data if isinstance(data, dict) else {"value": data} if data is not None else {}
+    if missing := [name for name in holds if name not in data]:
+        raise ProtocolError(f"{url} answers without {', '.join(missing)}: it is of another version than this command")
+    return data
+
+
+def _envelope(reply: httpx.Response, url: str) -> tuple[str, dict[str, Any]]:
+    """Message and data of `service.http`'s envelope. Raises ProtocolError for anything else, whatever its status."""
+    try:
+        said = reply.json()
+    except ValueError:
+        said = None
+    if isinstance(said, dict) and "code" in said and isinstance(data := said.get("data"), dict):
+        return str(said.get("message")), data
+    raise ProtocolError(f"{url} answers, but not as a Controller API (status {reply.status_code}); check --controller-url")
 
 
 def _nobody_answers(url: str, why: str, no_stack: str | None) -> str:

@@ -1,7 +1,7 @@
 """`autotomy instance …`: declare, look at and command instances, by HTTP to the Controller API.
 
 The API's address is `--controller-url`, else the running local stack's, else the configuration's `controller_url`. What the
-API refuses is printed as it says it, with exit code 1; an API that does not answer is exit code 2.
+API refuses is printed as it says it, with exit code 1; an API that does not answer, or is none, is exit code 2.
 """
 
 from collections.abc import Mapping
@@ -29,20 +29,21 @@ def declare(
     instance: IdArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The declaration, YAML or JSON.")],
     controller_url: UrlOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Declare an instance: its ranks, Pods and what its engines can do.
 
     The Controller then starts its engines and publishes it to the Coordinators. The same declaration again changes nothing.
     """
-    from cli.controller import call
-    from cli.screen import print_json, results
+    from cli.controller import call, report
+    from domain.errors import ConfigError
     from service.settings import read_yaml_mapping
 
-    declaration = read_yaml_mapping(file)
+    declaration = read_yaml_mapping(file, "declaration")
+    if not declaration:
+        raise ConfigError(f"declaration {file} is empty; deploy/compose/instance.yaml is a complete one")
     data = call("PUT", f"{_INSTANCES}/{instance}", controller_url, declaration)
-    results().print(f"instance {instance} is declared; `autotomy instance show {instance}` follows it")
-    if data:
-        print_json(data)
+    report(data, f"instance {instance} is declared; `autotomy instance show {instance}` follows it", as_json=json_output)
 
 
 @app.command(name="list")
@@ -54,7 +55,7 @@ def list_instances(controller_url: UrlOption = None, json_output: JsonOption = F
     from cli.controller import call
     from cli.screen import print_json, results
 
-    data = call("GET", "/controller/fault_tolerance/status", controller_url)
+    data = call("GET", "/controller/fault_tolerance/status", controller_url, holds=("instances",))
     if json_output:
         print_json(data)
         return
@@ -64,7 +65,7 @@ def list_instances(controller_url: UrlOption = None, json_output: JsonOption = F
     columns = ("instance_id", "phase", "can_serve", "alive_dp_ranks", "dead_committed", "held", "last_error")
     for column in columns:
         table.add_column("automation" if column == "held" else column.replace("_", " "))
-    for record in data.get("instances", []):
+    for record in data["instances"]:
         table.add_row(*(escape(_cell(record, column)) for column in columns))
     results().print(table)
 
@@ -77,22 +78,31 @@ def _cell(record: Mapping[str, Any], column: str) -> str:
 
 
 @app.command()
-def show(instance: IdArgument, controller_url: UrlOption = None) -> None:
-    """One instance's recovery record, as JSON."""
+def show(instance: IdArgument, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
+    """One instance: what recovery does, who serves, what it waits for."""
     from cli.controller import call
-    from cli.screen import print_json
+    from cli.screen import print_json, results
+    from cli.status import show_instances
 
-    print_json(call("GET", f"/controller/fault_tolerance/status?instance_id={instance}", controller_url))
+    data = call("GET", f"/controller/fault_tolerance/status?instance_id={instance}", controller_url, holds=("phase",))
+    if json_output:
+        print_json(data)
+    else:
+        show_instances(results(), data if "instances" in data else {"instances": [data]})
 
 
 @app.command()
-def declaration(instance: IdArgument, controller_url: UrlOption = None) -> None:
-    """One instance's declaration, as YAML."""
+def declaration(instance: IdArgument, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
+    """One instance's declaration, as YAML: what `declare` takes."""
     import yaml
 
     from cli.controller import call
+    from cli.screen import print_json
 
     data = call("GET", f"{_INSTANCES}/{instance}", controller_url)
+    if json_output:
+        print_json(data)
+        return
     typer.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -147,8 +157,24 @@ def release(instance: IdArgument, controller_url: UrlOption = None, json_output:
 
 
 @app.command()
-def remove(instance: IdArgument, controller_url: UrlOption = None) -> None:
+def remove(instance: IdArgument, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
     """Withdraw an instance and forget it; its engines are left alone."""
     from cli.controller import call, report
 
-    report(call("DELETE", f"{_INSTANCES}/{instance}", controller_url), f"instance {instance} is removed")
+    data = call("DELETE", f"{_INSTANCES}/{instance}", controller_url)
+    report(data, f"instance {instance} is removed", as_json=json_output)
+
+
+@app.command()
+def terminate(
+    instance: IdArgument,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is recorded.")] = "terminated by an operator",
+    controller_url: UrlOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Withdraw an instance, stop its engines, and forget it."""
+    from cli.controller import call, report
+
+    body = {"instance_id": instance, "reason": reason}
+    data = call("POST", "/controller/terminate_instance", controller_url, body)
+    report(data, f"instance {instance} is withdrawn and forgotten, its engines are stopped", as_json=json_output)

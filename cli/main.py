@@ -122,11 +122,14 @@ def up(
 
 
 @app.command()
-def status(run_dir: RunDirOption = None, json_output: JsonOption = False) -> None:
-    """Show what recovery does, who serves, what runs."""
+def status(run_dir: RunDirOption = None, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
+    """Show what recovery does, who serves, what runs.
+
+    With --controller-url of any installation; the processes are those of a local stack, and left out then.
+    """
     from cli.status import run_status
 
-    raise typer.Exit(run_status(run_dir, as_json=json_output))
+    raise typer.Exit(run_status(run_dir, controller_url, as_json=json_output))
 
 
 @app.command()
@@ -172,7 +175,7 @@ def drill(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_THROUGH)
 def bench(context: typer.Context) -> None:
-    """Measure what it costs (rounds, idle, heartbeats)."""
+    """Measure speed and idle cost (rounds, idle, heartbeats)."""
     from cli.single import become
 
     become("bench", context)

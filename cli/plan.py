@@ -21,7 +21,7 @@ def run_plan(instance: int, dead: str, url: str | None, *, as_json: bool) -> Non
     """Print the dry run."""
     from urllib.parse import quote
 
-    found = call("GET", f"/controller/instances/{instance}/plan?dead={quote(dead)}", url)
+    found = call("GET", f"/controller/instances/{instance}/plan?dead={quote(dead)}", url, holds=("phase", "decision", "round"))
     if as_json:
         print_json(found)
         return
@@ -39,7 +39,7 @@ def run_plan(instance: int, dead: str, url: str | None, *, as_json: bool) -> Non
 
 def run_explain(instance: int, url: str | None, *, as_json: bool) -> None:
     """Print what the instance does, why it waits, until when, and what then."""
-    found = call("GET", f"/controller/instances/{instance}/explain", url)
+    found = call("GET", f"/controller/instances/{instance}/explain", url, holds=("phase", "waiting", "text"))
     if as_json:
         print_json(found)
         return

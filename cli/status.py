@@ -1,7 +1,7 @@
-"""`autotomy status`: the recovery record of each instance, and the processes of the stack."""
+"""`autotomy status`: the recovery record of each instance, and the processes of the stack where that is a local one."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.controller import in_words
+from cli.controller import call, in_words
 from cli.screen import print_json, remarks, results
 from domain.errors import Refused
 from domain.runtime import RuntimeRecord, Waiting, undecided_deaths
@@ -23,8 +23,11 @@ _TIMEOUT_SEC = 5.0
 _PATH = "/controller/fault_tolerance/status"
 
 
-def run_status(run_dir: Path | None, *, as_json: bool) -> int:
-    """Show it; exit code 1 when the Controller does not answer. Raises NoStack."""
+def run_status(run_dir: Path | None, controller_url: str | None, *, as_json: bool) -> int:
+    """Show it; exit code 1 when a stack's Controller does not answer. Raises NoStack; with `controller_url` as `call` does."""
+    if controller_url:
+        _show_elsewhere(controller_url, as_json)
+        return 0
     stack = Stack.attach(run_dir or default_run_dir())
     record = stack.record
     data, trouble = _controller_says(stack)
@@ -35,6 +38,15 @@ def run_status(run_dir: Path | None, *, as_json: bool) -> int:
         if trouble is not None:
             remarks().print(f"[red]{trouble}[/red]")
     return 0 if trouble is None else 1
+
+
+def _show_elsewhere(controller_url: str, as_json: bool) -> None:
+    """An installation that is no local stack: there are no processes to show."""
+    data = call("GET", _PATH, controller_url, holds=("instances",))
+    if as_json:
+        print_json(data)
+    else:
+        show_instances(results(), data)
 
 
 def _controller_says(stack: Stack) -> tuple[dict[str, JsonValue], str | None]:
@@ -69,11 +81,7 @@ def _document(stack: Stack, record: StackRecord, data: dict[str, JsonValue], tro
 
 
 def _show(console: Console, stack: Stack, record: StackRecord, data: dict[str, JsonValue]) -> None:
-    if data.get("phase") == "DISABLED":
-        console.print("DP scale-down is off (enable_dp_scale_down)")
-    instances = data.get("instances")
-    for instance in instances if isinstance(instances, list) else []:
-        _show_instance(console, _parsed(instance), record.addresses)
+    show_instances(console, data, record.addresses)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("process", "state", "pid", "restarts", "last exit", "address"):
         table.add_column(heading)
@@ -87,6 +95,15 @@ def _show(console: Console, stack: Stack, record: StackRecord, data: dict[str, J
         console.print(f"Web UI {record.addresses.web_ui_url}   logs {record.run_dir}/logs")
 
 
+def show_instances(console: Console, data: Mapping[str, JsonValue], addresses: StackAddresses | None = None) -> None:
+    """What the status API says, for people: a headline and a fact a line for each instance. Raises Refused."""
+    if data.get("phase") == "DISABLED":
+        console.print("DP scale-down is off (enable_dp_scale_down)")
+    instances = data.get("instances")
+    for instance in instances if isinstance(instances, list) else []:
+        _show_instance(console, _parsed(instance), addresses)
+
+
 def _parsed(instance: JsonValue) -> RuntimeRecord:
     try:
         return RuntimeRecord.model_validate(instance)
@@ -94,8 +111,8 @@ def _parsed(instance: JsonValue) -> RuntimeRecord:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise Refused(
-            f"the stack answers with a record of another version ({field}: {first['msg']}); start it anew: "
-            "`autotomy down`, `autotomy up`"
+            f"the Controller API answers with a record of another version ({field}: {first['msg']}); take its own version of "
+            "this command, or start a local stack anew: `autotomy down`, `autotomy up`"
         ) from None
 
 

@@ -183,6 +183,8 @@ def test_a_process_names_itself_as_it_was_called() -> None:
     assert autotomy("node-manager", "--help").stdout.startswith("usage: autotomy node-manager ")
 
 
-@pytest.mark.parametrize("command", ["hold", "release", "reconfigure", "republish", "list"])
+@pytest.mark.parametrize(
+    "command", ["hold", "release", "reconfigure", "republish", "list", "show", "declare", "declaration", "remove", "terminate"]
+)
 def test_commands_to_an_instance_have_json_for_programs(command: str) -> None:
     assert "--json" in autotomy("instance", command, "--help").stdout

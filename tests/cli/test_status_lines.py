@@ -50,7 +50,7 @@ def test_a_plan_shows_a_rounds_calls_only_where_a_round_would_start(
     state = serving_state() if starts else serving_state(config=config(min_alive_ranks=4))
     found = plan(state, (1,), T0).model_dump(mode="json")
     assert (found["decision"]["action"] == Action.SCALE_DOWN) is starts
-    monkeypatch.setattr(plan_command, "call", lambda *_: found)
+    monkeypatch.setattr(plan_command, "call", lambda *_, **__: found)
     plan_command.run_plan(7, "1", None, as_json=False)
     shown = capsys.readouterr().out
     assert "survivors" in shown
