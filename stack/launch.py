@@ -73,9 +73,13 @@ def _refuse_living_supervisor(files: RunDir) -> None:
 
 
 def _refuse_foreign(files: RunDir) -> None:
-    if not files.path.is_dir() or files.record_file.exists():
-        return
-    if any(path.name not in _OURS and not path.is_socket() for path in files.path.iterdir()):
+    try:
+        if not files.path.is_dir() or files.record_file.exists():
+            return
+        foreign = any(path.name not in _OURS and not path.is_socket() for path in files.path.iterdir())
+    except OSError as error:
+        raise files.unusable(error) from None
+    if foreign:
         raise ConfigError(f"run directory {files} holds files of something else; choose an empty one with --run-dir")
 
 

@@ -10,6 +10,7 @@ state/        the server's database, the NodeManagers' journals
 logs/         one file a process, `engines/` for the engines' own logs
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -99,7 +100,12 @@ class RunDir:
             for part in (self.logs, self.engine_logs, self.state, self.config):
                 part.mkdir(exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"run directory {self.path}: {error.strerror}; choose another with --run-dir") from None
+            raise self.unusable(error) from None
+
+    def unusable(self, error: OSError) -> ConfigError:
+        """What is said of a directory in which nothing can live."""
+        why = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+        return ConfigError(f"run directory {self.path}: {why}; choose another with --run-dir")
 
     def clear(self) -> None:
         """Remove what an earlier installation left: its story, its logs, its databases. The caller knows it is gone."""
@@ -110,8 +116,16 @@ class RunDir:
         self.create()
 
     def lock(self) -> int:
-        """Become the one supervisor of this directory, until the returned descriptor is closed. Raises RunDirInUse."""
-        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Become the one supervisor of this directory, until the returned descriptor is closed.
+
+        Raises RunDirInUse, ConfigError where there can be no lock, FileNotFoundError where there is no directory.
+        """
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self.unusable(error) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -124,7 +138,7 @@ class RunDir:
         return RunDirInUse(f"a stack already runs in {self.path}; stop it with `autotomy down --run-dir {self.path}`")
 
     def is_locked(self) -> bool:
-        """Whether a supervisor lives here."""
+        """Whether a supervisor lives here. Raises ConfigError where none can."""
         try:
             os.close(self.lock())
         except RunDirInUse:
@@ -139,6 +153,8 @@ class RunDir:
             return StackRecord.model_validate_json(self.record_file.read_bytes())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self.unusable(error) from None
         except ValidationError as error:
             raise ConfigError(f"{self.record_file} cannot be read: {error.errors()[0]['msg']}; remove the directory") from None
 

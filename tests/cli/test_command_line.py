@@ -118,6 +118,25 @@ def test_the_run_directory_may_come_from_the_environment(tmp_path: Path) -> None
     assert str(tmp_path) in autotomy("down", AUTOTOMY_RUN_DIR=str(tmp_path)).stdout
 
 
+@pytest.mark.parametrize("command", [("status",), ("down",), ("up",), ("explain", "7")])
+def test_a_file_as_run_directory_is_refused_by_name(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    shown = autotomy(*command, AUTOTOMY_RUN_DIR=str(file))
+    assert (shown.returncode, shown.stderr) == (
+        2,
+        f"autotomy: run directory {file}: Not a directory; choose another with --run-dir\n",
+    )
+
+
+def test_doctor_names_a_file_as_run_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    shown = autotomy("doctor", "--json", "--run-dir", str(file))
+    assert shown.returncode == 1
+    assert f"run directory {file}: Not a directory" in shown.stdout
+
+
 def test_an_uneven_shape_is_refused(tmp_path: Path) -> None:
     shown = autotomy("up", "--dp-size", "5", "--run-dir", str(tmp_path))
     assert shown.returncode == 2

@@ -73,6 +73,17 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
         prepare(RunDir(tmp_path / "file" / "below"), ORDER)
 
 
+@pytest.mark.parametrize("part", ["", "below"])
+def test_a_file_is_no_run_directory(tmp_path: Path, part: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    run_dir = RunDir(file / part)
+    for act in (lambda: Stack.attach(run_dir.path), lambda: prepare(run_dir, ORDER), run_dir.is_locked):
+        with pytest.raises(ConfigError) as refused:
+            act()
+        assert refused.value.message == f"run directory {run_dir}: Not a directory; choose another with --run-dir"
+
+
 def test_attach_says_that_nothing_was_ever_there(tmp_path: Path) -> None:
     with pytest.raises(NoStack, match="autotomy up"):
         Stack.attach(tmp_path)
