@@ -17,7 +17,7 @@ from drills.drill import Drill
 from drills.outcome import DrillReport
 from drills.pod_restart import PodCell, pod_cells
 from drills.pod_restart_run import pod_restart_drill
-from drills.restart import Cell, Unknown, cells
+from drills.restart import Cell, Unknown, UnknownCell, cells
 from drills.restart_run import chains, restart_drill, unknown_drill
 from drills.run import DrillOptions, run_drill
 
@@ -32,6 +32,25 @@ class CellResult(Strict):
     chain: str
     wrong: str = ""
     late_sec: float | None = None
+
+
+class TableReport(Strict):
+    """What came of a whole run: its cells, those that an earlier run had passed, and where all of it is."""
+
+    drill: str = "restart"
+    passed: bool
+    cells: tuple[CellResult, ...]
+    passed_before: tuple[str, ...]
+    bundle: str
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed."""
+        return 0 if self.passed else 1
+
+    def last_line(self) -> str:
+        """The one line of JSON that `--json` prints last."""
+        return self.model_dump_json()
 
 
 @dataclass(frozen=True)
@@ -54,8 +73,9 @@ def tasks(chosen: Sequence[Cell], named: Sequence[Unknown], pods: Sequence[PodCe
     return found
 
 
-async def run_restart_table(out: Path, *, side_by_side: int, resume: bool, only: str, stream: TextIO = sys.stdout) -> int:
-    """Run every cell whose words contain `only`; exit code 0 when all have passed."""
+async def run_restart_table(out: Path, *, side_by_side: int, resume: bool, only: str, stream: TextIO = sys.stdout) -> TableReport:
+    """Run every cell whose words contain `only`. Raises UnknownCell where there is none."""
+    _refuse_no_cells(only)
     stamp = _next_run(out, resume=resume)
     done = passed_before(out) if resume else frozenset()
     chosen = [cell for cell in cells() if only in str(cell) and str(cell) not in done]
@@ -69,28 +89,39 @@ async def run_restart_table(out: Path, *, side_by_side: int, resume: bool, only:
     )
     slots = asyncio.Semaphore(side_by_side)
 
-    async def one(task: Task) -> bool:
+    async def one(task: Task) -> list[CellResult]:
         async with slots:
             directory = out / f"run-{stamp}" / task.name
             report = await run_drill(task.drill, DrillOptions(out=directory))
-            _write(out, task, report, stream)
-            return report.passed
+            return _written(out, task, report, stream)
 
-    passed = await asyncio.gather(*(one(task) for task in todo))
+    ended = await asyncio.gather(*(one(task) for task in todo))
+    passed = [all(result.passed for result in results) for results in ended]
     print(f"{sum(passed)} of {len(passed)} installations passed", file=stream, flush=True)
-    return 0 if all(passed) else 1
+    results = tuple(result for results in ended for result in results)
+    return TableReport(passed=all(passed), cells=results, passed_before=tuple(sorted(done)), bundle=str(out))
 
 
-def _write(out: Path, task: Task, report: DrillReport, stream: TextIO) -> None:
+def _refuse_no_cells(only: str) -> None:
+    words = [*map(str, cells()), *map(str, pod_cells()), *(f"--cell {name}" for name in Unknown)]
+    if not any(only in cell for cell in words):
+        raise UnknownCell(f"--only {only!r}: no cell has that in its words; `autotomy drill restart --list` shows them")
+
+
+def _written(out: Path, task: Task, report: DrillReport, stream: TextIO) -> list[CellResult]:
+    """The verdict of each cell of an installation, by now in `cells.jsonl`."""
     wrong = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]
     words = "; ".join([*([report.failure] if report.failure else []), *wrong])
+    late_sec = report.figures.late_sec
+    results = [
+        CellResult(cell=cell, passed=report.passed, chain=report.bundle, wrong=words, late_sec=late_sec.get(cell))
+        for cell in task.cells
+    ]
     with (out / RESULTS).open("a", encoding="utf-8") as file:
-        for cell in task.cells:
-            late_sec = report.figures.late_sec.get(cell)
-            result = CellResult(cell=cell, passed=report.passed, chain=report.bundle, wrong=words, late_sec=late_sec)
-            file.write(result.model_dump_json() + "\n")
+        file.writelines(result.model_dump_json() + "\n" for result in results)
     verdict = "passed" if report.passed else f"FAILED: {words}"
     print(f"{task.name} ({report.took_sec:.0f} s; {', '.join(task.cells)}): {verdict}", file=stream, flush=True)
+    return results
 
 
 def _next_run(out: Path, *, resume: bool) -> int:

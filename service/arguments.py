@@ -10,6 +10,13 @@ def port(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """A time of at most a day, above 0."""
     try:

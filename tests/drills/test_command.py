@@ -1,13 +1,20 @@
 """The command line: what there is, and what is refused with which words."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from drills import restart_all
 from drills.__main__ import main
+from drills.drill import Drill
+from drills.outcome import DrillReport
+from drills.pod_restart import pod_cells
 from drills.registry import all_drills
 from drills.restart import PAIRS, PLACES, Point, Unknown, Victim, cells, find_cell
+from drills.restart_all import RESULTS
 from drills.restart_run import chains, restart_drill
+from drills.run import DrillOptions
 
 
 def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,8 +55,11 @@ def test_every_cell_of_the_table_is_run_once_in_chains_of_its_own_kind() -> None
         (["soft-tank"], "autotomy drill: no drill is called 'soft-tank' (did you mean 'soft-rank'?); there are: soft-rank"),
         (["nosuch"], "no drill is called 'nosuch'; there are: soft-rank"),
         (["nosuch"], "supervisor-table"),
-        (["restart", "--kill", "everything"], "--kill 'everything': choose one of worker"),
-        (["restart", "--at", "dawn"], "--at 'dawn': choose one of before-guard"),
+        (["restart", "--kill", "everything", "--at", "recovering"], "--kill 'everything': choose one of worker, "),
+        (["restart", "--kill", "everything", "--at", "recovering"], "pod-of-survivor, pod-of-dead, new-pod-of-survivor"),
+        (["restart", "--stop", "pod-of-dead", "--at", "recovering"], "--stop 'pod-of-dead': choose one of worker"),
+        (["restart", "--kill", "worker", "--at", "dawn"], "--at 'dawn': choose one of before-guard"),
+        (["restart", "--cell", "nosuch"], "--cell 'nosuch': choose one of outcome-unknown"),
     ],
 )
 def test_unknown_word_is_refused_with_those_that_there_are(
@@ -57,6 +67,53 @@ def test_unknown_word_is_refused_with_those_that_there_are(
 ) -> None:
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_table_of_no_cells_is_refused_before_it_touches_what_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / RESULTS
+    results.write_text("")
+    assert main(["restart", "--all", "--only", "nothing at all", "--out", str(tmp_path)]) == 2
+    assert "--only 'nothing at all': no cell has that in its words" in capsys.readouterr().err
+    assert results.exists()
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_the_whole_table_has_its_result_as_one_line_of_json(
+    passed: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run_drill(drill: Drill, options: DrillOptions) -> DrillReport:
+        return DrillReport(drill=drill.name, summary="", passed=passed, bundle=str(options.out))
+
+    monkeypatch.setattr(restart_all, "run_drill", run_drill)
+    assert main(["restart", "--all", "--only", "kill api --at", "--out", str(tmp_path), "--json"]) == code
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["drill"], found["passed"], found["passed_before"], found["bundle"]) == ("restart", passed, [], str(tmp_path))
+    assert [cell["cell"] for cell in found["cells"]] == [f"--kill api --at {point}" for point in Point]
+    assert {cell["passed"] for cell in found["cells"]} == {passed}
+    assert "installations passed" in shown.err
+
+
+def test_a_table_that_has_passed_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = str(find_cell("api", "recovering"))
+    line = restart_all.CellResult(cell=cell, passed=True, chain="a").model_dump_json()
+    (tmp_path / RESULTS).write_text(line + "\n")
+    assert main(["restart", "--all", "--resume", "--only", cell, "--out", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed_before"] == [cell]
+
+
+def test_lists_are_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--json"]) == 0
+    drills = json.loads(capsys.readouterr().out)["drills"]
+    assert [drill["name"] for drill in drills] == [*all_drills(), "supervisor-table", "restart", "all"]
+    assert all(drill["summary"] for drill in drills)
+    assert main(["restart", "--list", "--json"]) == 0
+    found = {cell["cell"]: cell["expected"] for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert found["--kill worker --at commit-point"] == "in place, one apply per engine"
+    assert "--cell lease-taken" in found
+    assert len(found) == len(list(cells())) + len(list(pod_cells())) + len(Unknown)
 
 
 def test_nothing_asked_for_is_a_usage_error() -> None:

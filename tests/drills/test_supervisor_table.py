@@ -107,7 +107,22 @@ def test_divided_times_are_named_and_multiplied_back(factor: float) -> None:
     [
         ("supervisor-table --factor 0.5", "'0.5' is not a number within 1..60"),
         ("supervisor-table --times 2", "supervisor-table has --runs for --times"),
+        ("supervisor-table --full --factor 2", "--full or --factor, not both"),
         ("soft-rank --full", "--factor, --runs and --full belong to supervisor-table"),
+        ("soft-rank --kill worker", "--kill: belongs to `autotomy drill restart`"),
+        ("all --only soft --side-by-side 2", "--side-by-side, --only: belongs to `autotomy drill restart`"),
+        ("--all", "--all: belongs to `autotomy drill restart`; `autotomy drill all` runs every drill"),
+        ("--list --kill worker", "--kill: means nothing beside --list"),
+        ("restart", "which cell? --kill or --stop with --at, --cell, or --all"),
+        ("restart --at recovering", "which cell?"),
+        ("restart --kill worker", "--kill needs --at, the place in the round"),
+        ("restart --kill worker --stop api --at recovering", "--kill, --stop: only one of them"),
+        ("restart --cell lease-taken --at recovering", "--at: --cell lease-taken has a place of its own"),
+        ("restart --kill worker --at recovering --resume", "--resume: only with --all"),
+        ("restart --all --at recovering --times 2", "--at, --times: not with --all, which runs every cell once"),
+        ("restart --all --kill worker", "--kill, --all: only one of them"),
+        ("restart --all --resume", "--resume needs --out, the directory of the run to go on with"),
+        ("soft-rank --times 0", "'0' is not a whole number above 0"),
     ],
 )
 def test_command_line_refuses_what_would_be_ignored(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
