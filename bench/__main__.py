@@ -3,7 +3,8 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import httpx
 
@@ -13,11 +14,15 @@ from bench.idle import IdleReport, bench_idle
 from bench.rounds import RoundsReport, bench_rounds
 from bench.site import Shape
 from domain.errors import AutotomyError, ConfigError
+from service.arguments import count, seconds
+
+_POLL_SEC: Final = (0.02, 60.0)
+"""What the configuration takes (`domain.config`)."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, measure, print."""
-    given = _parser().parse_args()
+    given = _parser().parse_args(arguments)
     try:
         if given.what == "rounds":
             report = asyncio.run(bench_rounds(_shape(given), given.rounds, _say))
@@ -29,10 +34,10 @@ def main() -> int:
             idle = asyncio.run(bench_idle(_shape(given), given.seconds, _say))
             print(idle.model_dump_json() if given.json else _idle_text(idle), flush=True)
     except AutotomyError as error:
-        print(f"bench: {error}", file=sys.stderr)
+        print(f"autotomy bench: {error}", file=sys.stderr)
         return 2
     except httpx.HTTPError as error:
-        print(f"bench: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"autotomy bench: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -44,35 +49,53 @@ def _parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="what", required=True)
     rounds = kinds.add_parser("rounds", help="ranks fail, rounds answer; the same rounds without Temporal beside them")
     _add_shape(rounds, ranks=8, node_managers=2, instances=1, poll=0.25)
-    rounds.add_argument("--rounds", type=int, default=20, help="faults per instance (default: %(default)s)")
+    rounds.add_argument("--rounds", type=count, metavar="N", default=20, help="faults per instance (default: %(default)s)")
     rounds.add_argument("--no-bare", action="store_true", help="leave out the rounds without Temporal, and their Pods")
     idle = kinds.add_parser("idle", help="polls, CPU, history and memory while nothing happens")
     _add_shape(idle, ranks=8, node_managers=2, instances=100, poll=1.0)
-    idle.add_argument("--seconds", type=float, default=30.0, help="how long each look lasts (default: %(default)s)")
+    idle.add_argument(
+        "--seconds", type=seconds, metavar="SEC", default=30.0, help="how long each look lasts (default: %(default)s)"
+    )
     beats = kinds.add_parser("heartbeats", help="Pods register at once and then live: the API's CPU and memory, and no history")
-    beats.add_argument("--node-managers", type=int, default=40, help="of one instance (default: %(default)s)")
-    beats.add_argument("--ranks-per-pod", type=int, default=8, help="default: %(default)s")
-    beats.add_argument("--seconds", type=float, default=300.0, help="of heartbeats (default: %(default)s)")
+    beats.add_argument("--node-managers", type=count, metavar="N", default=40, help="of one instance (default: %(default)s)")
+    beats.add_argument("--ranks-per-pod", type=count, metavar="N", default=8, help="default: %(default)s")
+    beats.add_argument("--seconds", type=seconds, metavar="SEC", default=300.0, help="of heartbeats (default: %(default)s)")
     beats.add_argument("--json", action="store_true", help="JSON as the last line of stdout")
     return parser
 
 
 def _add_shape(parser: argparse.ArgumentParser, *, ranks: int, node_managers: int, instances: int, poll: float) -> None:
-    parser.add_argument("--ranks", type=int, default=ranks, help="per instance (default: %(default)s)")
-    parser.add_argument("--node-managers", type=int, default=node_managers, help="per instance (default: %(default)s)")
-    parser.add_argument("--instances", type=int, default=instances, help="more than one: --light (default: %(default)s)")
-    parser.add_argument("--poll", type=float, default=poll, help="s between looks at an engine (default: %(default)s)")
+    parser.add_argument("--ranks", type=count, metavar="N", default=ranks, help="per instance (default: %(default)s)")
+    parser.add_argument(
+        "--node-managers", type=count, metavar="N", default=node_managers, help="per instance (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--instances", type=count, metavar="N", default=instances, help="more than one: --light (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--poll", type=_poll, metavar="SEC", default=poll, help="s between looks at an engine (default: %(default)s)"
+    )
     parser.add_argument("--light", action="store_true", help="play the NodeManagers in one process, too")
     parser.add_argument("--json", action="store_true", help="JSON as the last line of stdout")
 
 
+def _poll(text: str) -> float:
+    shortest, longest = _POLL_SEC
+    poll_sec = seconds(text)
+    if not shortest <= poll_sec <= longest:
+        raise argparse.ArgumentTypeError(f"{text!r} is not within {shortest:g}..{longest:g} s")
+    return poll_sec
+
+
 def _shape(given: argparse.Namespace) -> Shape:
     if given.what == "heartbeats":
-        if min(given.node_managers, given.ranks_per_pod, given.seconds) < 1:
-            raise ConfigError("--node-managers, --ranks-per-pod and --seconds must each be at least 1")
+        if given.seconds < 1:
+            raise ConfigError(f"--seconds {given.seconds:g}: a heartbeat comes once a second, so at least 1")
         ranks = given.node_managers * given.ranks_per_pod
         return Shape(ranks=ranks, node_managers=given.node_managers, poll_sec=1.0, light=True)
-    if given.node_managers < 1 or given.ranks % given.node_managers or given.ranks < 2:
+    if given.ranks < 2:
+        raise ConfigError(f"--ranks {given.ranks}: one rank has no survivors, so at least 2")
+    if given.ranks % given.node_managers:
         raise ConfigError(f"{given.ranks} ranks cannot be spread evenly over {given.node_managers} NodeManagers")
     if given.what == "rounds" and given.instances > 1 and not given.light:
         raise ConfigError("more than one instance needs --light")

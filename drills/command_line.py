@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from drills.pod_restart import BEFORE_VERIFY, PodVictim
-from drills.restart import Point, Unknown, Victim
+from drills.restart import PAIRS, Point, Unknown, Victim
 from drills.supervisor_table.experiment import Clock
 from drills.supervisor_table.report import NAME as TABLE
 from drills.supervisor_table.table import DEFAULT_RUNS
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the result as the last line of stdout, a list as JSON")
     restart = parser.add_argument_group(RESTART, "one cell (--kill or --stop with --at, or --cell), or --all of them")
     restart.add_argument("--kill", metavar="WHAT", help=f"SIGKILL it: {', '.join([*Victim, *PodVictim])}")
-    restart.add_argument("--stop", metavar="WHAT", help=f"SIGSTOP it for 10 s: {', '.join(Victim)}")
+    restart.add_argument("--stop", metavar="WHAT", help=f"SIGSTOP it for 10 s: {', '.join(v for v in Victim if v not in PAIRS)}")
     restart.add_argument("--at", metavar="POINT", help=f"where in the round: {', '.join(Point)}; for Pods also {BEFORE_VERIFY}")
     restart.add_argument("--cell", metavar="NAME", help=f"a named one: {', '.join(Unknown)}")
     restart.add_argument("--all", action="store_true", help="every cell; writes cells.jsonl in --out")
