@@ -17,6 +17,7 @@ from cli.instance import IdArgument, UrlOption
 from cli.instance import JsonOption as InstanceJsonOption
 from cli.instance import app as instance_app
 from domain.errors import AutotomyError
+from service.variables import refuse_unknown_variables
 
 _PASS_THROUGH: Final[dict[str, Any]] = {
     "ignore_unknown_options": True,
@@ -45,11 +46,14 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     show_version: Annotated[  # the option's own callback answers
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show what is installed, and exit.")
     ] = False,
 ) -> None:
     """Sheds dead data-parallel ranks from expert-parallel LLM inference and keeps the survivors serving."""
+    if context.invoked_subcommand != "doctor":  # which has it among its findings
+        refuse_unknown_variables()
 
 
 RunDirOption = Annotated[

@@ -20,6 +20,7 @@ from domain.errors import AutotomyError
 from service.failpoints import armed_failpoints
 from service.logging import configure_logging
 from service.stop import Stopped, stop_event
+from service.variables import refuse_unknown_variables
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 def run_process(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     """Run `main(stop)` to its end and return the exit code; `stop` is set by SIGTERM and SIGINT."""
     try:
+        refuse_unknown_variables()
         configure_logging(process)
         if armed := armed_failpoints():
             log.warning("failpoints armed", extra={"names": ",".join(sorted(armed))})

@@ -7,7 +7,7 @@ Precedence, highest first: overrides (command line), environment, file, defaults
     AUTOTOMY_FAULT_TOLERANCE_CONFIG__DP_SCALE_DOWN_CONFIG__POLL_INTERVAL_SEC=0.5
 
 Models and their cross-checks live in `domain.config`. Here every problem becomes one ConfigError that names key, value,
-reason and the place the value came from; a misspelt key is a problem too, never silently a default.
+reason and the place the value came from; a misspelt key or variable is a problem too, never silently a default.
 """
 
 import os
@@ -31,10 +31,9 @@ from pydantic_settings import (
 from domain.config import FaultToleranceConfig
 from domain.errors import ConfigError
 from domain.messages.fault_manager import TASK_QUEUE
+from service.variables import ENV_PREFIX, NESTED, refuse_unknown_variables
 
-ENV_PREFIX: Final = "AUTOTOMY_"
 CONFIG_VARIABLE: Final = "AUTOTOMY_CONFIG"
-_NESTED: Final = "__"
 _MAX_SHOWN_VALUE: Final = 80
 
 _HTTP_URL: Final = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
@@ -62,7 +61,7 @@ class Settings(BaseSettings):
     """Everything that Autotomy's processes read; each takes the part it needs."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter=_NESTED, extra="forbid", frozen=True, strict=True
+        env_prefix=ENV_PREFIX, env_nested_delimiter=NESTED, extra="forbid", frozen=True, strict=True
     )
 
     fault_tolerance_config: FaultToleranceConfig = FaultToleranceConfig()
@@ -83,7 +82,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
     if path is None and os.environ.get(CONFIG_VARIABLE):
         path = Path(os.environ[CONFIG_VARIABLE])
     from_file = read_yaml_mapping(path) if path is not None else {}
-    _refuse_misspelt_variables()
+    refuse_unknown_variables()
 
     class _Sourced(Settings):
         @classmethod
@@ -141,15 +140,6 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _refuse_misspelt_variables() -> None:
-    """A nested variable whose head is no setting would be ignored by pydantic-settings: say so instead."""
-    for variable in sorted(os.environ):
-        head, nested, _ = variable.removeprefix(ENV_PREFIX).partition(_NESTED)
-        if variable.startswith(ENV_PREFIX) and nested and head.lower() not in Settings.model_fields:
-            known = ", ".join(f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields)
-            raise ConfigError(f"environment variable {variable}: there is no setting {head.lower()} (known: {known})")
-
-
 def _explain(error: ValidationError, path: Path | None, from_file: Mapping[str, object], overrides: Mapping[str, object]) -> str:
     return "; ".join(_explain_one(detail, path, from_file, overrides) for detail in error.errors(include_url=False))
 
@@ -168,7 +158,7 @@ def _explain_one(
 
 
 def _origin(keys: list[str], path: Path | None, from_file: Mapping[str, object], overrides: Mapping[str, object]) -> str:
-    variable = ENV_PREFIX + _NESTED.join(keys).upper()
+    variable = ENV_PREFIX + NESTED.join(keys).upper()
     if _reaches(overrides, keys):
         return " (given on the command line)"
     if variable in os.environ:

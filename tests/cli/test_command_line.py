@@ -137,6 +137,14 @@ def test_doctor_names_a_file_as_run_directory(tmp_path: Path) -> None:
     assert f"run directory {file}: Not a directory" in shown.stdout
 
 
+def test_a_misspelt_variable_is_refused_by_every_command(tmp_path: Path) -> None:
+    shown = autotomy("down", AUTOTOMY_RUNDIR=str(tmp_path))
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == (
+        "autotomy: environment variable AUTOTOMY_RUNDIR: there is no such setting (did you mean AUTOTOMY_RUN_DIR?)\n"
+    )
+
+
 def test_an_uneven_shape_is_refused(tmp_path: Path) -> None:
     shown = autotomy("up", "--dp-size", "5", "--run-dir", str(tmp_path))
     assert shown.returncode == 2

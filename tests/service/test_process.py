@@ -146,7 +146,9 @@ async def test_a_refusal_in_one_of_several_tasks_is_one_line_and_exit_code_2() -
     assert errors.splitlines() == ["example: x = 1: too small"]
 
 
-@pytest.mark.parametrize(("variable", "value"), [("AUTOTOMY_LOG_LEVEL", "loud"), ("AUTOTOMY_FAILPOINTS", "name=tcp:1")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("AUTOTOMY_LOG_LEVEL", "loud"), ("AUTOTOMY_FAILPOINTS", "name=tcp:1"), ("AUTOTOMY_LOG_LEVLE", "INFO")]
+)
 async def test_a_wrong_environment_is_one_line_and_exit_code_2(variable: str, value: str) -> None:
     async with program(WAITS_FOR_EVER, **{variable: value}) as process:
         code, errors = await ended(process)

@@ -1,12 +1,14 @@
 """File, environment and command line become one configuration, or one clear error."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from domain.errors import ConfigError, Refused
-from service.settings import load_settings
+from service.settings import Settings, load_settings
+from service.variables import SETTINGS, refuse_unknown_variables
 
 WriteConfig = Callable[[str], Path]
 
@@ -121,6 +123,58 @@ def test_an_unknown_key_in_the_environment_is_an_error(variable: str, monkeypatc
 def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTOMY_LOG_LEVEL", "DEBUG")
     assert load_settings() == load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("AUTOTOMY_LOG_LEVLE", "(did you mean AUTOTOMY_LOG_LEVEL?)"),
+        ("AUTOTOMY_CONTROLER_URL", "(did you mean AUTOTOMY_CONTROLLER_URL?)"),
+        ("AUTOTOMY_NOPE", "(known: AUTOTOMY_CONFIG, AUTOTOMY_CONTROLLER_URL, AUTOTOMY_FAILPOINTS"),
+        (
+            "AUTOTOMY_FAULT_TOLERANCE_CONF__ENABLE_DP_SCALE_DOWN",
+            "(did you mean AUTOTOMY_FAULT_TOLERANCE_CONFIG__ENABLE_DP_SCALE_DOWN?)",
+        ),
+    ],
+)
+def test_a_variable_that_no_process_knows_is_refused_with_the_one_that_was_meant(
+    variable: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    message = refusal()
+    assert message.startswith(f"environment variable {variable}: there is no such setting ")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "AUTOTOMY_PORT",
+        "AUTOTOMY_SERVICE_HOST",
+        "AUTOTOMY_CONTROLLER_SERVICE_PORT_HTTP",
+        "AUTOTOMY_CONTROLLER_PORT_1026_TCP",
+        "AUTOTOMY_CONTROLLER_PORT_1026_TCP_ADDR",
+    ],
+)
+def test_what_kubernetes_tells_of_a_service_with_our_name_is_no_setting(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "tcp://10.0.0.1:1026")
+    assert load_settings().controller_url == "http://127.0.0.1:1026"
+
+
+def test_every_setting_has_its_variable() -> None:
+    assert set(SETTINGS) == {f"AUTOTOMY_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_no_variable_of_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is spoken of anywhere: each may be in the environment of a process that it was not meant for."""
+    root = Path(__file__).parents[2]
+    files = [root / "Makefile", root / "docker-compose.yml", *root.glob("docs/*.md"), *root.glob("deploy/**/*.y*ml")]
+    files += [path for path in root.glob("[!.]*/**/*.py") if path.relative_to(root).parts[0] not in ("tests", "build")]
+    found = {name for file in files for name in re.findall(r"\bAUTOTOMY_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))}
+    assert {"AUTOTOMY_RUN_ID", "AUTOTOMY_RECORD_HISTORIES", "AUTOTOMY_ENGINE_OF", "AUTOTOMY_FAILPOINTS"} <= found
+    for name in sorted(found):
+        monkeypatch.setenv(name, "1")
+    refuse_unknown_variables()
 
 
 def test_a_boolean_is_no_number(write_config: WriteConfig) -> None:
