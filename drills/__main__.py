@@ -181,7 +181,7 @@ def _summaries() -> dict[str, str]:
 
 def _cells() -> list[dict[str, Any]]:
     """The restart table: the options of each cell, and what is expected."""
-    every = [(str(cell), cell.expected) for cell in [*cells(), *pod_cells()]]
+    every = [*((str(cell), cell.expected) for cell in cells()), *((str(cell), cell.expected) for cell in pod_cells())]
     named = [(f"--cell {name}", meaning) for name, meaning in UNKNOWN_MEANINGS.items()]
     return [{"cell": cell, "expected": expected} for cell, expected in [*every, *named]]
 
