@@ -1,6 +1,7 @@
 """`autotomy doctor`: what is needed here, whether the configuration makes sense, and who answers.
 
-A check ends `ok`, `note` (nothing wrong, good to know) or `bad`. Only `bad` makes the exit code 1.
+A check ends `ok`, `note` (nothing wrong, good to know) or `bad`. Only `bad` makes the exit code 1. Where nobody has named a
+Temporal server or a Controller API, and a stack lives in the run directory, its own are asked.
 """
 
 import os
@@ -14,15 +15,18 @@ from pathlib import Path
 import httpx
 from rich.markup import escape
 from rich.table import Table
+from temporalio.envconfig import ClientConnectConfig
 
+from cli.controller import in_words
 from cli.screen import print_json, results, run
 from domain.config import config_warnings
 from domain.errors import AutotomyError
 from service.settings import Settings, load_settings
-from service.temporal import connect_within, connection_settings, temporal_binary
+from service.temporal import DEFAULT_ADDRESS, connect_within, connection_settings, temporal_binary
 from stack.client import Stack
 from stack.errors import NoStack
 from stack.ports import ephemeral_start
+from stack.record import StackAddresses
 from stack.run_dir import default_run_dir
 
 _CONNECT_SEC = 3.0
@@ -69,17 +73,18 @@ def _findings(config: Path | None, run_dir: Path) -> Iterator[Finding]:
         yield Finding("configuration", Verdict.BAD, error.message)
     else:
         yield from _configuration(settings, config)
-    yield _checked("Temporal server", _temporal_server, otherwise=Verdict.NOTE)
+    local, stack = _stack(run_dir)
+    yield _checked("Temporal server", lambda: _temporal_server(local), otherwise=Verdict.NOTE)
     if settings is not None:
-        yield _controller(settings)
-    yield _stack(run_dir)
+        yield _controller(controller_address(settings, local))
+    yield stack
 
 
 def _checked(name: str, check: Callable[[], str], *, otherwise: Verdict = Verdict.BAD) -> Finding:
     try:
         return Finding(name, Verdict.OK, check())
     except (AutotomyError, OSError, subprocess.SubprocessError) as error:
-        return Finding(name, otherwise, str(error))
+        return Finding(name, otherwise, in_words(error))
 
 
 def _python() -> str:
@@ -107,28 +112,43 @@ def _configuration(settings: Settings, path: Path | None) -> Iterator[Finding]:
         yield Finding("configuration", Verdict.NOTE, warning)
 
 
-def _temporal_server() -> str:
-    where = connection_settings()
+def temporal_address(local: StackAddresses | None) -> ClientConnectConfig:
+    """What `TEMPORAL_*` says, else the local stack's, else the default. Raises ConfigError."""
+    named = connection_settings()
+    if local is None or "TEMPORAL_ADDRESS" in os.environ or named.get("target_host") != DEFAULT_ADDRESS:
+        return named
+    return ClientConnectConfig(target_host=local.temporal_address, namespace=local.temporal_namespace)
+
+
+def controller_address(settings: Settings, local: StackAddresses | None) -> str:
+    """What the configuration says, else the local stack's, else the default."""
+    named = settings.controller_url.rstrip("/")
+    unnamed = "AUTOTOMY_CONTROLLER_URL" not in os.environ and named == Settings.model_fields["controller_url"].default
+    return local.controller_url if local is not None and unnamed else named
+
+
+def _temporal_server(local: StackAddresses | None) -> str:
+    where = temporal_address(local)
     run(connect_within(_CONNECT_SEC, where))
     return f"answers at {where.get('target_host')}, namespace {where.get('namespace')}"
 
 
-def _controller(settings: Settings) -> Finding:
-    url = settings.controller_url
+def _controller(url: str) -> Finding:
     try:
         reply = httpx.get(f"{url}/readiness", timeout=_CONNECT_SEC, trust_env=False)
     except httpx.HTTPError as error:
-        return Finding("Controller API", Verdict.NOTE, f"nobody answers at {url} ({error or type(error).__name__})")
+        return Finding("Controller API", Verdict.NOTE, f"nobody answers at {url} ({in_words(error)})")
     if reply.status_code != 200:
         return Finding("Controller API", Verdict.NOTE, f"{url} is not ready: {reply.text[:200]}")
     return Finding("Controller API", Verdict.OK, f"ready at {url}")
 
 
-def _stack(run_dir: Path) -> Finding:
+def _stack(run_dir: Path) -> tuple[StackAddresses | None, Finding]:
+    """Where the parts of a living one listen, and what there is to say of it."""
     try:
-        stack = Stack.attach(run_dir)
+        record = Stack.attach(run_dir).record
     except NoStack as error:
-        return Finding("local stack", Verdict.NOTE, error.message)
+        return None, Finding("local stack", Verdict.NOTE, error.message)
     except AutotomyError as error:
-        return Finding("local stack", Verdict.BAD, error.message)
-    return Finding("local stack", Verdict.OK, f"{stack.record.state} in {run_dir}")
+        return None, Finding("local stack", Verdict.BAD, error.message)
+    return record.addresses, Finding("local stack", Verdict.OK, f"{record.state} in {run_dir}")
