@@ -18,4 +18,4 @@ def become(module: str, context: typer.Context) -> NoReturn:
 
 def words_after(command: str, argv: Sequence[str]) -> Sequence[str]:
     """What was typed behind the command's name: Click's own list has lost a `--`, which means something to some."""
-    return argv[argv.index(command) + 1 :]
+    return argv[argv.index(command, 1) + 1 :]
