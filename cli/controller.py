@@ -9,17 +9,19 @@ from typing import Any, Final
 
 import httpx
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
 from cli.screen import print_json, remarks, results
 from domain.errors import ConfigError, ProtocolError, Transient
-from service.settings import is_http_url, load_settings
+from service.settings import HttpUrl, load_settings
 from stack.client import Stack
 from stack.errors import NoStack
 from stack.processes import RUN_DIR_VARIABLE
 from stack.run_dir import default_run_dir
 
 _TIMEOUT_SEC: Final = 10.0
+_URL: Final = TypeAdapter[str](HttpUrl)
 
 
 def report(data: Mapping[str, Any], words: str, *, as_json: bool = False) -> None:
@@ -38,8 +40,10 @@ def in_words(error: Exception) -> str:
 def _controller_url(given: str | None) -> tuple[str, str | None]:
     """Whom to ask, and why it is not a local stack where none was named. Raises ConfigError for what is no URL."""
     if given:
-        if not is_http_url(given):
-            raise ConfigError(f"--controller-url {given!r}: write http://host:port")
+        try:
+            _URL.validate_python(given)
+        except ValidationError:
+            raise ConfigError(f"--controller-url {given!r}: write http://host:port") from None
         return given.rstrip("/"), None
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     try:

@@ -11,11 +11,9 @@ reason and the place the value came from; a misspelt key or variable is a proble
 """
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError
@@ -30,31 +28,14 @@ from pydantic_settings import (
 
 from domain.config import FaultToleranceConfig
 from domain.errors import ConfigError
+from domain.messages.controller import peer_url
 from domain.messages.fault_manager import TASK_QUEUE
 from service.variables import ENV_PREFIX, NESTED, refuse_unknown_variables
 
 CONFIG_VARIABLE: Final = "AUTOTOMY_CONFIG"
 _MAX_SHOWN_VALUE: Final = 80
 
-_HTTP_URL: Final = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
-
-
-def is_http_url(text: str) -> bool:
-    """Whether `text` is http(s)://host[:port][/path] with a port that there can be."""
-    try:
-        parts = urlsplit(text)
-        return re.match(_HTTP_URL, text) is not None and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def _with_host_and_port(text: str) -> str:
-    if not is_http_url(text):
-        raise ValueError("write http://host:port, with a port of 1..65535")
-    return text
-
-
-HttpUrl = Annotated[str, Field(pattern=_HTTP_URL), AfterValidator(_with_host_and_port)]
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$"), AfterValidator(peer_url)]
 
 
 class Settings(BaseSettings):

@@ -126,7 +126,9 @@ def test_what_the_api_refuses_is_printed_as_it_says_it(server: Answerer, autotom
     assert (shown.code, shown.err) == (1, "refused (409): ranks [0] and [red] are not held\n")
 
 
-@pytest.mark.parametrize("given", ["garbage", "127.0.0.1:1026", "http://", "ftp://host:1", "http://host:99999", "http://host:0"])
+@pytest.mark.parametrize(
+    "given", ["garbage", "127.0.0.1:1026", "http://", "ftp://host:1", "http://host:99999", "http://host:0", "http://x/?a=1"]
+)
 @pytest.mark.parametrize("question", [("instance", "list"), ("status",)])
 def test_an_address_that_cannot_be_one_is_refused_before_it_is_asked(
     given: str, question: tuple[str, ...], autotomy: Autotomy
