@@ -16,7 +16,7 @@ import typer
 from cli.instance import IdArgument, UrlOption
 from cli.instance import JsonOption as InstanceJsonOption
 from cli.instance import app as instance_app
-from domain.errors import AutotomyError
+from domain.errors import AutotomyError, ConfigError
 from service.variables import refuse_unknown_variables
 
 _PASS_THROUGH: Final[dict[str, Any]] = {
@@ -126,14 +126,29 @@ def up(
 
 
 @app.command()
-def status(run_dir: RunDirOption = None, controller_url: UrlOption = None, json_output: JsonOption = False) -> None:
+def status(
+    context: typer.Context,
+    run_dir: RunDirOption = None,
+    controller_url: UrlOption = None,
+    json_output: JsonOption = False,
+) -> None:
     """Show what recovery does, who serves, what runs.
 
     With --controller-url of any installation; the processes are those of a local stack, and left out then.
     """
     from cli.status import run_status
 
+    if _typed(context, "run_dir"):
+        if _typed(context, "controller_url"):
+            raise ConfigError("--run-dir names a local stack, --controller-url any installation: give one of them")
+        controller_url = None  # from the environment: what is typed comes first
     raise typer.Exit(run_status(run_dir, controller_url, as_json=json_output))
+
+
+def _typed(context: typer.Context, option: str) -> bool:
+    """Whether the option stands on the command line, and does not come from the environment."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @app.command()

@@ -159,6 +159,18 @@ def test_the_status_of_an_installation_that_is_no_local_stack(server: Answerer, 
     assert json.loads(autotomy(*asked, "--json").out) == {"instances": [RECORD]}
 
 
+def test_a_run_directory_that_is_typed_comes_before_an_address_from_the_environment(
+    server: Answerer, autotomy: Autotomy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.says({"instances": [RECORD]})
+    monkeypatch.setenv("AUTOTOMY_CONTROLLER_URL", server.url)
+    assert autotomy("status").out.startswith("instance 7: NORMAL, serves\n")
+    shown = autotomy("status", "--run-dir", str(tmp_path))
+    assert (shown.code, f"no stack runs in {tmp_path}" in shown.err) == (2, True)
+    both = autotomy("status", "--run-dir", str(tmp_path), "--controller-url", server.url)
+    assert (both.code, "give one of them" in both.err) == (2, True)
+
+
 def test_a_declaration_is_taken_in_words_or_as_json(server: Answerer, autotomy: Autotomy, tmp_path: Path) -> None:
     file = tmp_path / "instance.yaml"
     file.write_text("model_name: m\n")
