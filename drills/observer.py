@@ -9,6 +9,7 @@ later: drills kill them on purpose.
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from domain.errors import Transient
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView
-from domain.messages.node_manager import FT_PREFIX, JournalReply
+from domain.messages.node_manager import FT_PREFIX, GuardRecord, JournalReply
 from domain.observations import (
     AddressSeen,
     CommitSeen,
@@ -38,7 +39,7 @@ _LOOK_EVERY_SEC: Final = 0.2
 _STATUS_EVERY_SEC: Final = 0.4
 _TIMEOUT_SEC: Final = 2.0
 _RENEWED_SEC: Final = 1.0
-"""A guard whose expiry moved by more than this was renewed."""
+"""A guard whose expiry moved by more than this was renewed, or lives on past its lease."""
 
 T = TypeVar("T")
 
@@ -89,6 +90,7 @@ class Observer:
         self._timeline = timeline
         self._receivers: dict[str, str] = {}
         self._guards: dict[str, GuardSeen] = {}
+        self._accepted: set[tuple[str, str]] = set()
         self._verdicts: set[tuple[str, str]] = set()
         self._committed: set[str] = set()
         self._changed = asyncio.Event()
@@ -220,6 +222,7 @@ class Observer:
             return
         at, before = time.monotonic(), self.journals.get(name)
         self.journals[name] = journal
+        self._see_accepted(who, at, journal)
         if before is None or before.highest_generation != journal.highest_generation:
             self.events.append(GenerationSeen(at=at, receiver=who, generation=journal.highest_generation))
             self._timeline.add(at, name, "generation", journal.highest_generation)
@@ -229,6 +232,17 @@ class Observer:
 
     def _count_refusal(self, name: str) -> None:
         self.ft_refused[name] = self.ft_refused.get(name, 0) + 1
+
+    def _see_accepted(self, name: str, at: float, journal: JournalReply) -> None:
+        """The generation of each new transaction that took the Pod, oldest first: `highest_generation` cannot go back.
+
+        The tombstone of one that never had the Pod says nothing of this receiver.
+        """
+        for transaction in journal.transactions:
+            known = (name, transaction.request_id) in self._accepted
+            if not known and transaction.guarded and transaction.generation is not None:
+                self._accepted.add((name, transaction.request_id))
+                self.events.append(GenerationSeen(at=at, receiver=name, generation=transaction.generation))
 
     def _see_verdicts(self, name: str, at: float, journal: JournalReply) -> None:
         for transaction in journal.transactions:
@@ -244,17 +258,20 @@ class Observer:
                 self.events.append(CommitSeen(at=at, request_id=transaction.request_id, ranks=ranks))
 
     def _see_guard(self, name: str, asked_at: float, at: float, journal: JournalReply) -> None:
-        """What it says of a lease's rest was true between question and answer: the lease ends no earlier than that."""
+        """What it says of a lease's rest was true between question and answer: the lease ends no earlier than that.
+
+        A guard that lives on past its lease, after an apply, ends with its verdict, or when the journal says so.
+        """
         held, known = journal.guard, self._guards.get(name)
         if known is not None and (held is None or held.request_id != known.request_id):
             self.events.append(GuardGone(at=at, manager=name, request_id=known.request_id))
             self._timeline.add(at, name, "guard gone", known.request_id)
             del self._guards[name]
             known = None
-        if held is None or not held.live:
+        if held is None:
             return
-        expires_at = asked_at + held.expires_in_sec
-        if known is None or expires_at > known.expires_at + _RENEWED_SEC:
+        expires_at = _ends_at(held, asked_at)
+        if held.live if known is None else _moved(known.expires_at, expires_at, live=held.live):
             seen = GuardSeen(at=at, manager=name, request_id=held.request_id, expires_at=expires_at)
             self._guards[name] = seen
             self.events.append(seen)
@@ -264,6 +281,16 @@ class Observer:
         """The journals that were read, for the invariants."""
         at = time.monotonic()
         return [SourceRead(at=at, kind=SourceKind.JOURNAL, who=name) for name in self.journals]
+
+
+def _ends_at(held: GuardRecord, asked_at: float) -> float:
+    """When a guard ends by itself: with its lease; nobody knows of one that is live past it."""
+    return math.inf if held.live and not held.expires_in_sec else asked_at + held.expires_in_sec
+
+
+def _moved(known: float, expires_at: float, *, live: bool) -> bool:
+    """Whether a guard will end at another time than was known, small differences aside."""
+    return (live and expires_at > known + _RENEWED_SEC) or expires_at < known == math.inf
 
 
 async def _get(

@@ -8,8 +8,19 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from domain.messages.node_manager import GuardRecord
-from domain.observations import AddressSeen, CommitSeen, GenerationSeen, GuardGone, GuardSeen, PhaseSeen, SourceRead, VerdictSeen
+from domain.invariants import Invariant, Judgement, check
+from domain.messages.node_manager import GuardRecord, JournalReply, TransactionRecord
+from domain.observations import (
+    AddressSeen,
+    CommitSeen,
+    GenerationSeen,
+    GuardGone,
+    GuardSeen,
+    Observed,
+    PhaseSeen,
+    SourceRead,
+    VerdictSeen,
+)
 from domain.runtime import FtPhase, RuntimeRecord
 from drills.observer import NotSeen, Observer
 from drills.repeated_sets import unchanged_refreshes
@@ -81,7 +92,7 @@ async def test_a_round_is_seen_from_its_guard_to_its_view() -> None:
             await observer.until("shrunk", lambda seen: seen.publishes(SURVIVORS) and seen.committed((1,)), 10)
     kinds = [type(event) for event in observer.events]
     assert [kind for kind in kinds if kind in (GuardSeen, VerdictSeen, GuardGone)] == [GuardSeen, VerdictSeen, GuardGone]
-    assert [e.generation for e in observer.events if isinstance(e, GenerationSeen)] == [1]
+    assert {e.generation for e in observer.events if isinstance(e, GenerationSeen)} == {1}
     assert [e.ranks for e in observer.events if isinstance(e, CommitSeen)] == [frozenset({1})]
     assert [e.rank for e in observer.events if isinstance(e, AddressSeen)] == [*RANKS, *SURVIVORS]
     assert any(isinstance(event, PhaseSeen) and event.asked_at <= event.at for event in observer.events)
@@ -132,3 +143,54 @@ async def test_a_slow_answer_makes_no_lease_longer() -> None:
             await observer.until("guarded", lambda seen: any(isinstance(event, GuardSeen) for event in seen.events), 10)
     first = next(event for event in observer.events if isinstance(event, GuardSeen))
     assert first.expires_at - ends_by < 0.4
+
+
+async def until_read(observer: Observer, wanted: JournalReply) -> None:
+    await observer.until("the journal is read", lambda seen: seen.journals.get("node-manager-0") == wanted, 10)
+
+
+def judged(observer: Observer, invariant: Invariant) -> Judgement:
+    events = (*observer.events, *observer.sources())
+    return check(Observed(instance_id=7, original=frozenset(RANKS), events=events, ended_at=time.monotonic()), invariant)
+
+
+def accepted(number: int, generation: int, **changes: object) -> TransactionRecord:
+    told = {"request_id": f"scale-down-{number}", "generation": generation, "guarded": True, "verdict": "aborted"}
+    return TransactionRecord.model_validate({**told, **changes})
+
+
+@pytest.mark.parametrize(
+    ("transactions", "red"),
+    [
+        ([accepted(1, 5), accepted(2, 2)], True),
+        ([accepted(1, 2), accepted(2, 5), accepted(3, 2, guarded=False)], False),
+    ],
+    ids=["an old generation took the Pod", "an old generation left its tombstone"],
+)
+async def test_generation_of_each_transaction_is_seen(transactions: list[TransactionRecord], red: bool) -> None:
+    peers = Peers()
+    async with listening(peers.app) as url:
+        observer = peers.observer(url)
+        async with observer.watching():
+            for number in range(1, len(transactions) + 1):
+                seen = {"highest_generation": 5, "transactions": tuple(transactions[:number])}
+                peers.journal = journal("nm", ()).model_copy(update=seen)
+                await until_read(observer, peers.journal)
+    assert bool(judged(observer, Invariant.I16).violations) is red
+
+
+@pytest.mark.parametrize(("live", "red"), [(True, True), (False, False)])
+async def test_guard_that_lives_on_past_its_lease_must_end_too(live: bool, red: bool) -> None:
+    """Between apply and verdict it does: the lease alone would say that it has expired."""
+    peers = Peers()
+    held = GuardRecord(request_id=ROUND, generation=1, expires_in_sec=0.3, live=True, applied=True)
+    peers.journal = peers.journal.model_copy(update={"guard": held})
+    async with listening(peers.app) as url:
+        observer = peers.observer(url)
+        async with observer.watching():
+            await observer.until("guarded", lambda seen: any(isinstance(event, GuardSeen) for event in seen.events), 10)
+            for now_live in (True, live):
+                lapsed = held.model_copy(update={"expires_in_sec": 0.0, "live": now_live})
+                peers.journal = peers.journal.model_copy(update={"guard": lapsed})
+                await until_read(observer, peers.journal)
+    assert bool(judged(observer, Invariant.I10).violations) is red
