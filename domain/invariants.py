@@ -47,7 +47,7 @@ FIRST_SET_SEC: Final = 5.0
 """I6: a restarted Coordinator has announced itself and taken a SET this long after its start."""
 
 LAST_LOOK_MARGIN_SEC: Final = 2.0
-"""I2: a rank that died later than this before an apply may have died after the round's last look."""
+"""I2, I7: what was seen of a rank later than this before an apply may have been after the round's last look."""
 
 _SERVING_PHASES: Final = frozenset({"NORMAL", "SCALED_DOWN_RUNNING"})
 
@@ -164,12 +164,11 @@ def _removed_is_committed_and_dead(observed: Observed) -> tuple[int, Iterable[Fa
                     ),
                 )
             committed = observed.committed(seen.at)
-            dead = _dead_before(observed, seen.at)
             if missing := committed - seen.removed:
                 yield f"committed {_list(missing)} is missing from removed {_list(seen.removed)}", (seen,)
-            if alive := seen.removed - committed - dead:
-                yield f"{_list(alive)} removed without having been dead", (seen,)
-            if left := _dead_before(observed, seen.at - LAST_LOOK_MARGIN_SEC) - seen.removed:
+            if alive := seen.removed - committed - _perhaps_dead(observed, seen.at):
+                yield f"{_list(alive)} removed without being dead", (seen,)
+            if left := _surely_dead(observed, seen.at) - seen.removed:
                 yield f"{_list(left)} was dead and is not in removed {_list(seen.removed)}", (seen,)
 
     return _looked_at_engines(observed), faults()
@@ -287,7 +286,7 @@ def _routes_again_by(observed: Observed, outage: OutageSeen) -> float:
 def _hardware_adds_nothing(observed: Observed) -> tuple[int, Iterable[Fault]]:
     def faults() -> Iterator[Fault]:
         for seen in _scale_downs(observed):
-            if hardware_only := seen.removed - observed.committed(seen.at) - _dead_before(observed, seen.at):
+            if hardware_only := seen.removed - observed.committed(seen.at) - _perhaps_dead(observed, seen.at):
                 yield f"{_list(hardware_only)} removed without software evidence of death", (seen,)
 
     return _looked_at_engines(observed), faults()
@@ -376,10 +375,16 @@ def _identity_before_apply(observed: Observed) -> tuple[int, Iterable[Fault]]:
     def faults() -> Iterator[Fault]:
         for seen in _applies(observed):
             before = [identity for identity in identities if identity.rank == seen.engine and identity.at <= seen.at]
-            if before and before[-1].answered != seen.engine:
-                yield f"endpoint {seen.engine} answered as engine {before[-1].answered} and was called", (before[-1], seen)
+            if not before:
+                yield f"endpoint {seen.engine} was called and had never said who it is", (seen,)
+            elif before[-1].answered != seen.engine:
+                yield f"endpoint {seen.engine} answered as {_engine(before[-1].answered)} and was called", (before[-1], seen)
 
     return _looked_at_engines(observed) + len(identities), faults()
+
+
+def _engine(answered: int | None) -> str:
+    return "no one engine" if answered is None else f"engine {answered}"
 
 
 def _no_route_to_committed(observed: Observed) -> tuple[int, Iterable[Fault]]:
@@ -418,10 +423,11 @@ def _no_needless_rebuild(observed: Observed) -> tuple[int, Iterable[Fault]]:
 
     def faults() -> Iterator[Fault]:
         for rebuild in rebuilds:
-            if rebuild.gate_allowed and _complete_set(observed, rebuild.at) and _all_back_quickly(observed, rebuild.at):
-                excuses = [seen for seen in observed.of(RoundSeen) if seen.at <= rebuild.at and seen.excuse is not None]
-                if not excuses:
-                    yield "rebuilt although a complete set of UNHEALTHY and DEAD ranks stood", (rebuild,)
+            if not rebuild.gate_allowed or not _complete_set(observed, rebuild.at):
+                continue
+            since = observed.evidence_since(rebuild.at)
+            if _all_back_quickly(observed, since, rebuild.at) and not _excused(observed, since, rebuild.at):
+                yield "rebuilt although a complete set of UNHEALTHY and DEAD ranks stood", (rebuild,)
 
     return observed.read(SourceKind.ENGINE_LOG) + len(rebuilds) + len(statuses), faults()
 
@@ -432,19 +438,33 @@ def _complete_set(observed: Observed, at: float) -> bool:
     return set(active.values()) == {EngineStatus.DEAD, EngineStatus.UNHEALTHY}
 
 
-def _all_back_quickly(observed: Observed, at: float) -> bool:
+def _all_back_quickly(observed: Observed, since: float, at: float) -> bool:
+    """No process of ours that was away while this evidence stood was away for long."""
     return all(
         (at if outage.ended_at is None else outage.ended_at) - outage.at <= QUICK_RETURN_SEC
         for outage in observed.of(OutageSeen)
-        if outage.at <= at
+        if outage.at <= at and (outage.ended_at is None or outage.ended_at >= since)
     )
 
 
+def _excused(observed: Observed, since: float, at: float) -> bool:
+    """A round, or a fast recovery, that tried on this very evidence has failed for a reason that excuses a rebuild."""
+    rounds = (seen for seen in observed.of(RoundSeen) if seen.excuse is not None)
+    return any(since <= seen.at <= at for seen in (*rounds, *observed.of(FastRecoveryFailed)))
+
+
+def _perhaps_dead(observed: Observed, at: float) -> frozenset[int]:
+    """The ranks that were dead at the last look before an apply, whenever that was."""
+    return _dead_before(observed, at) | _dead_before(observed, at - LAST_LOOK_MARGIN_SEC)
+
+
+def _surely_dead(observed: Observed, at: float) -> frozenset[int]:
+    return _dead_before(observed, at) & _dead_before(observed, at - LAST_LOOK_MARGIN_SEC)
+
+
 def _dead_before(observed: Observed, at: float) -> frozenset[int]:
-    """The ranks whose death somebody saw until then, less those that a rebuild brought back since."""
-    seen_at = {seen.rank: seen.at for seen in observed.of(StatusSeen) if seen.status is EngineStatus.DEAD and seen.at <= at}
-    reborn = max((seen.completed_at or 0.0 for seen in observed.of(RebuildSeen) if seen.at <= at), default=float("-inf"))
-    return frozenset(rank for rank, when in seen_at.items() if when > reborn)
+    """The ranks whose last word was their death."""
+    return frozenset(rank for rank, status in observed.statuses(at).items() if status is EngineStatus.DEAD)
 
 
 def _list(ranks: Iterable[int]) -> str:

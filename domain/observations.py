@@ -5,8 +5,8 @@ guards and verdicts it took; a Coordinator's view log what it was told to serve;
 such fact is one frozen record here, with the time it happened on one monotonic clock (seconds; drills count from the
 injection, simulations from their virtual zero). `Observed` is all of them for one instance, in order.
 
-Three drivers write these records: drills (real processes), the simulation of `run_round`, and chaos runs. The judging is
-`domain.invariants`.
+Two drivers write these records: drills, the restart table among them (real processes), and the simulation of `run_round`
+(`tests/simulation`). The judging is `domain.invariants`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,17 +45,21 @@ class SourceRead(Observation):
 
 
 class StatusSeen(Observation):
-    """A rank's status as its engine or its NodeManager had it: software evidence."""
+    """A rank's status as its engine or its NodeManager had it: software evidence.
+
+    `final`: a process of its engine has ended. Whatever is said of the rank afterwards, it is dead until a rebuild.
+    """
 
     rank: Rank
     status: EngineStatus
+    final: bool = False
 
 
 class EngineIdSeen(Observation):
-    """An engine behind endpoint `rank` answered as `answered`."""
+    """The engine behind endpoint `rank` gave this id in its status; None: none, or several."""
 
     rank: Rank
-    answered: Rank
+    answered: Rank | None
 
 
 class HardwareFaultSeen(Observation):
@@ -81,7 +85,10 @@ class RecoveredSeen(Observation):
 
 
 class GuardSeen(Observation):
-    """A NodeManager granted or renewed a guard. `expires_at`: when the lease ends unless it is renewed."""
+    """A NodeManager granted or renewed a guard. `expires_at`: when it ends by itself, unless it is renewed.
+
+    That is the end of the lease; after an apply, of the engines' own time where that is later.
+    """
 
     manager: str
     request_id: RequestId
@@ -157,7 +164,7 @@ class GenerationSeen(Observation):
 
 
 class FastRecoveryFailed(Observation):
-    """The engines refused or failed a `retry`."""
+    """A fast recovery failed: an engine refused or failed its `retry`, or the whole ended without success."""
 
 
 class RebuildExcuse(StrEnum):
@@ -260,9 +267,44 @@ class Observed(Strict):
         return standing
 
     def statuses(self, before: float) -> dict[int, EngineStatus]:
-        """Each rank's last seen status before a time; healthy until something else was seen."""
-        standing = dict.fromkeys(sorted(self.original), EngineStatus.HEALTHY)
-        for seen in self.of(StatusSeen):
-            if seen.at < before and seen.rank in standing:
-                standing[seen.rank] = seen.status
-        return standing
+        """Each rank's last known status before a time; healthy until something else was seen."""
+        standing: dict[int, EngineStatus] = dict.fromkeys(sorted(self.original), EngineStatus.HEALTHY)
+        for at, statuses in self._status_changes:
+            if at >= before:
+                break
+            standing = statuses
+        return dict(standing)
+
+    def evidence_since(self, before: float) -> float:
+        """When the evidence that stands before a time began: since then not every active rank has been healthy."""
+        began = before
+        for at, statuses in reversed([change for change in self._status_changes if change[0] < before]):
+            committed = self.committed(began)
+            if all(status is EngineStatus.HEALTHY for rank, status in statuses.items() if rank not in committed):
+                break
+            began = at
+        return began
+
+    @cached_property
+    def _status_changes(self) -> list[tuple[float, dict[int, EngineStatus]]]:
+        """Every rank's status from each change on.
+
+        That a rank's status is not known changes nothing, nor does any word of a rank whose process has ended. A rebuild makes
+        the ranks that it brings back healthy.
+        """
+        standing: dict[int, EngineStatus] = dict.fromkeys(sorted(self.original), EngineStatus.HEALTHY)
+        ended: set[int] = set()
+        changes = []
+        happened: list[tuple[float, StatusSeen | RebuildSeen]] = [
+            (seen.at, seen) for seen in self.of(StatusSeen) if seen.rank in self.original
+        ]
+        happened += [(seen.completed_at, seen) for seen in self.of(RebuildSeen) if seen.completed_at is not None]
+        for at, seen in sorted(happened, key=lambda change: change[0]):
+            if isinstance(seen, RebuildSeen):
+                ended -= seen.readmitted
+                standing = standing | dict.fromkeys(seen.readmitted, EngineStatus.HEALTHY)
+            elif seen.status is not EngineStatus.UNKNOWN and seen.rank not in ended:
+                ended |= {seen.rank} if seen.final else set()
+                standing = standing | {seen.rank: seen.status}
+            changes.append((at, standing))
+        return changes

@@ -8,6 +8,7 @@ anybody (the simulated one's format; `mono` is `time.monotonic()`, the machine's
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import JsonValue, ValidationError
 
@@ -26,9 +27,12 @@ from domain.observations import (
 )
 from drills.timeline import Mark
 
+ACCEPTED_HTTP: Final = 202
+"""An engine's only acceptance of a command."""
+
 
 class EngineLine(Tolerant):
-    """One line. Which fields are set depends on `event`: start, ready, status, fault_noticed, apply, refused,
+    """One line. Which fields are set depends on `event`: start, ready, identity, status, fault_noticed, apply, refused,
     recovery_start, recovery_end, worker_exit, exit."""
 
     mono: float
@@ -45,6 +49,7 @@ class EngineLine(Tolerant):
     ft_state: str | None = None
     ft_error: str | None = None
     missing: tuple[int, ...] = ()
+    ids: tuple[int | None, ...] = ()
     port: int | None = None
     worker_pid: int | None = None
     reason: str | None = None
@@ -118,38 +123,46 @@ def applies(lives: Mapping[int, Sequence[EngineLife]]) -> list[EngineLine]:
 
 def observations(lives: Mapping[int, Sequence[EngineLife]], rank_of_port: Mapping[int, int]) -> list[Event]:
     """What the engines' logs show, for the invariants. `rank_of_port`: which endpoint listens at a port, by topology."""
-    seen: list[Event] = [_observation for line in all_lines(lives) for _observation in _of_line(line)]
+    seen: list[Event] = []
     for own in lives.values():
         for life in own:
+            endpoint = life.rank if life.port is None else rank_of_port.get(life.port, life.rank)
+            seen += (event for line in life.lines for event in _of_line(line, endpoint))
             seen.append(SourceRead(at=life.lines[-1].mono, kind=SourceKind.ENGINE_LOG, who=life.file))
-            if life.port is not None and life.port in rank_of_port:
-                seen.append(EngineIdSeen(at=life.started_at, rank=rank_of_port[life.port], answered=life.rank))
     return [*seen, *rebuilds(lives)]
 
 
-def _of_line(line: EngineLine) -> Iterator[Event]:
+def _of_line(line: EngineLine, endpoint: int) -> Iterator[Event]:
+    """`endpoint`: the rank that the engine is for everybody outside, whatever it says of itself."""
     match line.event:
+        case "identity":
+            yield EngineIdSeen(at=line.mono, rank=endpoint, answered=line.ids[0] if len(line.ids) == 1 else None)
+        case "refused":
+            if line.instruction == Instruction.RETRY:
+                yield FastRecoveryFailed(at=line.mono)
         case "apply":
             if line.request_id and line.instruction in set(Instruction):
                 yield ApplySeen(
                     at=line.mono,
-                    engine=line.rank,
+                    engine=endpoint,
                     request_id=line.request_id,
                     instruction=Instruction(line.instruction),
                     removed=frozenset(line.told_removed),
                 )
+            if line.instruction == Instruction.RETRY and line.http != ACCEPTED_HTTP:
+                yield FastRecoveryFailed(at=line.mono)
         case "recovery_end":
             if line.ok and line.request_id:
-                yield RecoveredSeen(at=line.mono, engine=line.rank, request_id=line.request_id)
+                yield RecoveredSeen(at=line.mono, engine=endpoint, request_id=line.request_id)
             elif not line.ok and line.instruction == Instruction.RETRY:
                 yield FastRecoveryFailed(at=line.mono)
         case "status":
             if line.status in set(EngineStatus):
-                yield StatusSeen(at=line.mono, rank=line.rank, status=EngineStatus(line.status))
+                yield StatusSeen(at=line.mono, rank=endpoint, status=EngineStatus(line.status))
         case "worker_exit" | "exit":
-            yield StatusSeen(at=line.mono, rank=line.rank, status=EngineStatus.DEAD)
+            yield StatusSeen(at=line.mono, rank=endpoint, status=EngineStatus.DEAD, final=True)
         case "ready":
-            yield StatusSeen(at=line.mono, rank=line.rank, status=EngineStatus.HEALTHY)
+            yield StatusSeen(at=line.mono, rank=endpoint, status=EngineStatus.HEALTHY)
 
 
 def rebuilds(lives: Mapping[int, Sequence[EngineLife]]) -> list[RebuildSeen]:
@@ -189,6 +202,8 @@ def marks(lines: Iterable[EngineLine]) -> Iterator[Mark]:
             case "recovery_start" | "recovery_end":
                 told = "" if line.event == "recovery_start" else "ok" if line.ok else f"failed: {line.error}"
                 yield Mark(at=line.mono, who=who, what=line.event, value=told)
+            case "identity":
+                yield Mark(at=line.mono, who=who, what=line.event, value=f"ids={list(line.ids)}")
             case "fault_noticed":
                 yield Mark(at=line.mono, who=who, what=line.event, value=f"missing={list(line.missing)}")
             case "worker_exit" | "exit":

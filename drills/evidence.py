@@ -5,19 +5,22 @@ the supervisor's account of its processes, and the rounds' reports from the work
 makes the record that the invariants are judged on.
 """
 
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Final
 
-from domain.engine import EngineStatus, EntrySource
+from domain.engine import EngineStatus, EntrySource, Instruction
 from domain.invariants import round_bound_sec
 from domain.messages.coordinator import CoordinatorView
-from domain.messages.node_manager import JournalReply
+from domain.messages.node_manager import JournalReply, NodeManagerReason
 from domain.messages.round import RoundReason, RoundReport
 from domain.observations import (
     Event,
+    FastRecoveryFailed,
     GuardSeen,
     Observed,
     OutageSeen,
@@ -48,21 +51,48 @@ EXCUSES: Mapping[RoundReason, RebuildExcuse] = {
     RoundReason.NO_SURVIVOR: RebuildExcuse.FURTHER_DEATH,
     RoundReason.SURVIVOR_DIED: RebuildExcuse.FURTHER_DEATH,
     RoundReason.GUARD_UNREACHABLE: RebuildExcuse.DEADLINE,
-    RoundReason.GUARD_REFUSED: RebuildExcuse.GUARD_LOST,
-    RoundReason.GUARD_LOST: RebuildExcuse.GUARD_LOST,
     RoundReason.NOT_READY_IN_TIME: RebuildExcuse.DEADLINE,
     RoundReason.ENGINES_TIME_OVER: RebuildExcuse.ENGINES_TIME_OVER,
     RoundReason.ENGINE_PROTOCOL: RebuildExcuse.ENGINE_REFUSED,
     RoundReason.ENGINE_MISSING: RebuildExcuse.ENGINE_REFUSED,
     RoundReason.ENGINE_FAILED: RebuildExcuse.ENGINE_REFUSED,
     RoundReason.WITHDRAW_UNCONFIRMED: RebuildExcuse.DEADLINE,
-    RoundReason.APPLY_REFUSED: RebuildExcuse.ENGINE_REFUSED,
     RoundReason.APPLY_UNKNOWN: RebuildExcuse.OUTCOME_UNKNOWN,
     RoundReason.NOT_RECOVERED_IN_TIME: RebuildExcuse.DEADLINE,
     RoundReason.VERIFY_FAILED: RebuildExcuse.DEADLINE,
     RoundReason.CANCELLED: RebuildExcuse.PREEMPTED,
 }
 """What of a round's reasons lets a complete set be rebuilt all the same (I17)."""
+
+EXCUSES_OF_A_PEER: Mapping[str, RebuildExcuse] = {
+    NodeManagerReason.GUARD_HELD: RebuildExcuse.GUARD_LOST,
+    NodeManagerReason.ENGINE_REFUSED: RebuildExcuse.ENGINE_REFUSED,
+    NodeManagerReason.ENGINE_PROTOCOL: RebuildExcuse.ENGINE_REFUSED,
+    NodeManagerReason.OUTCOME_UNKNOWN: RebuildExcuse.OUTCOME_UNKNOWN,
+    NodeManagerReason.NOT_STARTED: RebuildExcuse.FURTHER_DEATH,  # the Pod is a new one: its engines are gone
+}
+"""The same of a NodeManager's reasons, where the round's reason says no more than that it was refused."""
+
+SILENCES: Final = frozenset({"REFUSED_CONNECTION", "UNREACHABLE", "NO_ANSWER", "BROKEN", "UNAVAILABLE"})
+"""How a peer gave no answer until the deadline: the words of `activities.peer.Silence`."""
+
+_REFUSED: Final = frozenset({RoundReason.GUARD_REFUSED, RoundReason.GUARD_LOST, RoundReason.APPLY_REFUSED})
+_LISTED: Final = re.compile(r"(?:^|; )\S+: ([A-Z][A-Z0-9_]*) \(")
+_ABORT: Final = "; the abort "
+
+
+def rebuild_excuse(report: RoundReport) -> RebuildExcuse | None:
+    """What lets a complete set be rebuilt after this round (I17); None where nothing does.
+
+    Where peers refused, their own reasons decide. One that was silent counts only if no other said no: a no ends the
+    asking of all, and then no deadline was missed.
+    """
+    if report.reason not in _REFUSED:
+        return EXCUSES.get(report.reason)
+    reasons = _LISTED.findall(report.detail.partition(_ABORT)[0])
+    if reasons and SILENCES.issuperset(reasons):
+        return RebuildExcuse.DEADLINE
+    return next((EXCUSES_OF_A_PEER[reason] for reason in reasons if reason in EXCUSES_OF_A_PEER), None)
 
 
 @dataclass(frozen=True)
@@ -105,6 +135,9 @@ class Evidence:
 
     unread: Sequence[str] = ()
     """Histories and rounds' reports that could not be read, and why."""
+
+    failed_recoveries: Sequence[float] = ()
+    """When each fast recovery that failed ended, as its workflow says."""
 
     last_injection: float | None = None
     """When the last of the injections was, those within an episode included."""
@@ -210,6 +243,7 @@ class Evidence:
             *self._routes(),
             *self._process_ends(),
             *self._silences(),
+            *self._failed_recoveries(),
         ]
         for name, lines in self.view_lines.items():
             events += view_log.observations(name, lines, self.spec.instance_id)
@@ -234,16 +268,32 @@ class Evidence:
         """What the kernel told a NodeManager: of an engine that was killed as a whole no log of its own says anything."""
         for seen in self.sightings:
             if seen.source == EntrySource.PROCESS_EXIT:
-                yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD)
+                yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD, final=True)
 
     def _silences(self) -> Iterator[StatusSeen]:
-        """Ranks that hang write no log: their NodeManagers saw them silent, and nothing else for `dead_confirm_sec`."""
+        """Ranks that hang write no log: their NodeManagers saw them silent, and nothing else for `dead_confirm_sec`.
+
+        What such a rank said when it spoke again was no change to it either.
+        """
         enough_sec = self.spec.effective_config().dp_scale_down_config.dead_confirm_sec
         for seen in self.sightings:
             if seen.source == EntrySource.POLL_ERROR and seen.status == EngineStatus.DEAD:
-                later = (other.at for other in self.sightings if other.rank == seen.rank and other.at > seen.at)
-                if min(later, default=self.ended_at) - seen.at >= enough_sec:
-                    yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD)
+                later = [other for other in self.sightings if other.rank == seen.rank and other.at > seen.at]
+                spoke = min(later, key=lambda other: other.at, default=None)
+                if (spoke.at if spoke is not None else self.ended_at) - seen.at < enough_sec:
+                    continue
+                yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD)
+                if spoke is not None and spoke.source == EntrySource.ENGINE and spoke.status in set(EngineStatus):
+                    yield StatusSeen(at=spoke.at, rank=spoke.rank, status=EngineStatus(spoke.status))
+
+    def _failed_recoveries(self) -> Iterator[FastRecoveryFailed]:
+        """Fast recoveries that say so themselves, and those whose retry was told to engines and then aborted."""
+        yield from (FastRecoveryFailed(at=at) for at in self.failed_recoveries)
+        transactions = (transaction for journal in self.journals.values() for transaction in journal.transactions)
+        retries = {transaction.request_id for transaction in transactions if transaction.instruction == Instruction.RETRY}
+        for seen in self.polled:
+            if isinstance(seen, VerdictSeen) and seen.request_id in retries and not seen.committed:
+                yield FastRecoveryFailed(at=seen.at)
 
     def _routes(self) -> list[Event]:
         routes: list[Event] = [
@@ -302,7 +352,7 @@ class Evidence:
                     request_id=request_id,
                     ended_at=ended,
                     bound_sec=round_bound_sec(config, self._outages_sec(began, self.ended_at if ended is None else ended)),
-                    excuse=EXCUSES.get(report.reason) if report is not None else None,
+                    excuse=rebuild_excuse(report) if report is not None else None,
                 )
             )
         return found

@@ -27,6 +27,7 @@ from drills.drill import Drill
 from drills.engine_log import read_lives
 from drills.events import DrillEvent, DrillEventKind, OnDrillEvent, ignore
 from drills.evidence import Evidence
+from drills.failed_recoveries import failed_recoveries
 from drills.failpoints import FailpointDriver
 from drills.figures import count_requests, round_figures, stage_seconds
 from drills.histories import Histories, Replay, export_histories, replay_histories
@@ -235,6 +236,7 @@ class _Run:
             orphans=(),
             killed=frozenset(scene.killed),
             stops_asked=dict(scene.stops_asked),
+            failed_recoveries=failed_recoveries(self.directory / "histories"),
             last_injection=scene.injected[-1][0] if scene.injected else None,
         )
 

@@ -101,6 +101,7 @@ class Engine:
         self._closing = False
         self._recovery: _Recovery | None = None
         self._looks: list[asyncio.Future[pipe.State]] = []
+        self._identified: list[int | None] | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self.worker = WorkerProcess(_settings(options), self._hear, self._worker_gone)
 
@@ -116,6 +117,12 @@ class Engine:
         self._serving.set()
         self._abort_requests()
         self.worker.end()
+
+    def identify(self, ids: list[int | None]) -> None:
+        """The status path answers with entries of these ids."""
+        if ids != self._identified:
+            self._identified = ids
+            self.log.write("identity", ids=ids)
 
     # requests
 

@@ -13,6 +13,7 @@ processes of a machine, for durations), `event` and `rank`. The pid is the API s
 `recovery_start`    instruction, request_id, removed (the set as told), epoch
 `recovery_end`      the same, and ok, error; epoch is the new one when ok
 `status`            status, ft_state, ft_error: each change of the first two
+`identity`          ids: of the entries that the FT status path answered with, each change (null: an entry without one)
 `fault_noticed`     missing, step, epoch: the communication timeout of a step is over
 `worker_exit`       worker_pid, code (negative: signal)
 `misbehave`         knobs: set over HTTP

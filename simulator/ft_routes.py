@@ -63,6 +63,7 @@ def _status(engine: Engine) -> Response:
     if "missing-id" in knobs:
         del entry["id"]
     entries = [entry] * (0 if "no-entry" in knobs else 2 if "duplicate-id" in knobs else 1)
+    engine.identify([told.get("id") for told in entries])
     schema = 2 if "schema-2" in knobs else 1
     return JSONResponse({"schema_version": schema, "total_engines": len(entries), "engines": entries})
 

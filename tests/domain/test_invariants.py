@@ -95,8 +95,16 @@ def slow_round(event: Event) -> Event:
     return event.model_copy(update={"ended_at": 199.0, "bound_sec": 90.0}) if isinstance(event, RoundSeen) else event
 
 
-def died(rank: int, at: float) -> StatusSeen:
-    return StatusSeen(at=at, rank=rank, status=EngineStatus.DEAD)
+def died(rank: int, at: float, *, final: bool = False) -> StatusSeen:
+    return StatusSeen(at=at, rank=rank, status=EngineStatus.DEAD, final=final)
+
+
+def said(rank: int, status: EngineStatus, at: float) -> StatusSeen:
+    return StatusSeen(at=at, rank=rank, status=status)
+
+
+def without_death(event: Event) -> Event | None:
+    return None if isinstance(event, StatusSeen) and event.status is EngineStatus.DEAD else event
 
 
 def moved_view(at: float, revision: int) -> ViewSeen:
@@ -123,8 +131,12 @@ def released(at: float, name: str) -> GuardGone:
     return GuardGone(at=at, manager=POD, request_id=name)
 
 
-def excused(excuse: RebuildExcuse) -> RoundSeen:
-    return RoundSeen(at=145.0, request_id="other", ended_at=148.0, bound_sec=100, excuse=excuse)
+def excused(excuse: RebuildExcuse, at: float = 145.0) -> RoundSeen:
+    return RoundSeen(at=at, request_id="other", ended_at=at + 3, bound_sec=100, excuse=excuse)
+
+
+def away(at: float, ended_at: float) -> OutageSeen:
+    return OutageSeen(at=at, process="worker-1", ended_at=ended_at)
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,7 @@ def complete_set(at: float = 140.0) -> tuple[Event, ...]:
     return (StatusSeen(at=at, rank=3, status=EngineStatus.DEAD), *unhealthy)
 
 
+DEADLINE = RebuildExcuse.DEADLINE
 PLANTED = [
     Planted("one engine called twice under one id", {"I1"}, more=(apply_to(0, frozenset({1}), at=104.2),)),
     Planted("one engine told another set", {"I2"}, engine_2_told_more, (died(3, 103.5),)),
@@ -167,6 +180,8 @@ PLANTED = [
     Planted("can_serve without a published view", {"I6"}, more=(record(99.5, "NORMAL", published=False),)),
     Planted("can_serve while Coordinators are empty", {"I6"}, more=(record(104.0, "NORMAL"),)),
     Planted("a rank removed because of hardware alone", {"I2", "I7"}, hardware_instead_of_death),
+    Planted("a rank removed that was healthy again", {"I2", "I7"}, more=(said(1, EngineStatus.HEALTHY, 101.5),)),
+    Planted("a rank removed that only noticed, after all", {"I2", "I7"}, more=(said(1, EngineStatus.UNHEALTHY, 101.5),)),
     Planted("two live guards", {"I8"}, more=(guard(103.0, "other"),)),
     Planted("a guard released without its verdict", {"I8"}, more=(guard(110.0, "other", lease_sec=20), released(112.0, "other"))),
     Planted("scale_down after a failed fast recovery", {"I9"}, more=(FastRecoveryFailed(at=101.0),)),
@@ -180,10 +195,17 @@ PLANTED = [
         more=(apply_to(1, frozenset({1})), RecoveredSeen(at=105.0, engine=1, request_id=ROUND)),
     ),
     Planted("a foreign engine called", {"I14"}, more=(EngineIdSeen(at=103.0, rank=2, answered=3),)),
+    Planted("an engine called that named no rank", {"I14"}, more=(EngineIdSeen(at=103.0, rank=2, answered=None),)),
+    Planted("engines called that were never asked who they are", {"I14"}, without(EngineIdSeen)),
     Planted("a request routed to the dead rank", {"I15"}, more=(RouteSeen(at=110.0, rank=1),)),
     Planted("a generation going back", {"I16"}, more=(GenerationSeen(at=110.0, receiver=POD, generation=0),)),
     Planted("a view revision going back", {"I16"}, more=(view_of(110.0, 1, {0, 2, 3}),)),
     Planted("a rebuild over a complete set", {"I17"}, more=(*complete_set(), rebuild())),
+    Planted(
+        "a rebuild, and an excuse of the round before", {"I17"}, more=(*complete_set(), excused(DEADLINE, at=120.0), rebuild())
+    ),
+    Planted("a rebuild, and a failed retry before", {"I17"}, more=(FastRecoveryFailed(at=120.0), *complete_set(), rebuild())),
+    Planted("a rebuild long after a process was away", {"I17"}, more=(away(1.0, 7.0), *complete_set(), rebuild())),
 ]
 
 
@@ -206,7 +228,13 @@ def test_violation_names_the_invariant_says_what_and_shows_the_records(clean: Ob
 ALLOWED = [
     ("an engine refused", (*complete_set(), excused(RebuildExcuse.ENGINE_REFUSED), rebuild())),
     ("the gate was closed", (*complete_set(), rebuild(gate_allowed=False))),
-    ("a process stayed away", (*complete_set(), OutageSeen(at=141.0, process="worker-1", ended_at=149.0), rebuild())),
+    ("a fast recovery failed", (*complete_set(), FastRecoveryFailed(at=145.0), rebuild())),
+    ("a process stayed away", (*complete_set(), away(141.0, 149.0), rebuild())),
+    ("a process was away when the rank died", (away(130.0, 140.5), *complete_set(), rebuild())),
+    (
+        "the survivors ended too, whatever they say",
+        (*complete_set(), *(died(rank, 141.0, final=True) for rank in (0, 2)), said(0, EngineStatus.UNHEALTHY, 142.0), rebuild()),
+    ),
     ("nobody was left", (*complete_set(), died(0, 141.0), died(2, 141.0), rebuild())),
     ("survivors had not noticed", (died(3, 140.0), rebuild())),
 ]
@@ -215,6 +243,25 @@ ALLOWED = [
 @pytest.mark.parametrize(("why", "events"), ALLOWED, ids=[why for why, _ in ALLOWED])
 def test_rebuild_is_allowed(clean: Observed, why: str, events: tuple[Event, ...]) -> None:
     assert broken(changed(clean, None, *events)) == set(), why
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("its process had ended", (died(1, 100.0, final=True), said(1, EngineStatus.HEALTHY, 101.0))),
+        ("it became healthy after the last look", (died(1, 100.0), said(1, EngineStatus.HEALTHY, 103.0))),
+        ("nobody could read it any more", (died(1, 100.0), said(1, EngineStatus.UNKNOWN, 101.0))),
+    ],
+)
+def test_rank_may_be_removed_that_was_dead_at_the_last_look(clean: Observed, why: str, words: tuple[Event, ...]) -> None:
+    assert broken(changed(clean, without_death, *words)) == set(), why
+
+
+def test_rebuild_brings_back_a_rank_whose_process_had_ended() -> None:
+    back = rebuild(150.0)
+    run = Observed(instance_id=7, original=frozenset({0, 1}), events=(died(1, 140.0, final=True), back), ended_at=200.0)
+    assert run.statuses(150.0)[1] is EngineStatus.DEAD
+    assert run.statuses(156.0)[1] is EngineStatus.HEALTHY
 
 
 def test_rank_may_be_served_again_once_a_rebuild_brought_it_back(clean: Observed) -> None:

@@ -79,6 +79,7 @@ def survivor(rank: int) -> EngineLife:
     lines = [
         {"rank": rank, "mono": 10.0, "event": "start", "port": 10000 + rank},
         {"rank": rank, "mono": 12.0, "event": "ready", "port": 10000 + rank},
+        {"rank": rank, "mono": 12.5, "event": "identity", "ids": [rank]},
         {"rank": rank, "mono": 102.0, "event": "status", "status": "unhealthy"},
         apply_line(rank).model_dump(),
         {**line, "mono": 103.01, "event": "recovery_start"},

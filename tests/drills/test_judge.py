@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from activities.peer import Silence
 from domain.engine import EngineStatus
-from domain.observations import RouteSeen, StatusSeen
+from domain.messages.round import PeerRefusal, RoundOutcome, RoundReason, RoundReport
+from domain.observations import RebuildExcuse, RouteSeen, StatusSeen
+from domain.transaction import listed
 from drills.drill import Expectation, Outcome
 from drills.engine_log import EngineLife, EngineLine
-from drills.evidence import Evidence
+from drills.evidence import SILENCES, Evidence, rebuild_excuse
 from drills.histories import Replay
 from drills.judge import checks_of, judge
 from drills.traffic import RequestRecord
@@ -27,6 +30,7 @@ from tests.drills.recorded import (
     happened,
     journal,
     killed,
+    report,
     request,
     requests,
     started,
@@ -329,6 +333,54 @@ def test_rebuild_over_a_complete_set_breaks_i17() -> None:
     noticed = [StatusSeen(at=102.0, rank=rank, status=EngineStatus.UNHEALTHY) for rank in SURVIVORS]
     found = rebuilt(polled=[*rebuilt().polled, *noticed])
     assert any(name.startswith("I17") for name in red(found, REBUILT, traffic=False))
+
+
+def refused_round(reason: RoundReason, *refusals: tuple[str, str], more: str = "") -> RoundReport:
+    """One whose peers said no, or nothing: (peer, its reason word)."""
+    listed_ones = listed(PeerRefusal(peer=peer, reason=word, message=f"{word}; said so (HTTP 502)") for peer, word in refusals)
+    ended = {"outcome": RoundOutcome.FAILED, "reason": reason, "detail": listed_ones + more, "committed": False}
+    return report().model_copy(update=ended)
+
+
+@pytest.mark.parametrize(
+    ("reason", "refusals", "excuse"),
+    [
+        (RoundReason.GUARD_REFUSED, [("a:1", "GUARD_HELD")], RebuildExcuse.GUARD_LOST),
+        (RoundReason.GUARD_LOST, [("a:1", "GUARD_HELD")], RebuildExcuse.GUARD_LOST),
+        (RoundReason.GUARD_REFUSED, [("a:1", "OLD_GENERATION")], None),
+        (RoundReason.GUARD_REFUSED, [("a:1", "JOURNAL"), ("b:1", "GUARD_HELD")], RebuildExcuse.GUARD_LOST),
+        (RoundReason.GUARD_LOST, [("a:1", "VERDICT_KNOWN")], None),
+        (RoundReason.APPLY_REFUSED, [("a:1", "ENGINE_REFUSED")], RebuildExcuse.ENGINE_REFUSED),
+        (RoundReason.APPLY_REFUSED, [("a:1", "GUARD_HELD")], RebuildExcuse.GUARD_LOST),
+        (RoundReason.APPLY_REFUSED, [("a:1", "LEASE_TOO_SHORT")], None),
+        (RoundReason.APPLY_REFUSED, [("a:1", "BODY_DIFFERS"), ("b:1", "NO_ANSWER")], None),
+        (RoundReason.APPLY_REFUSED, [("a:1", "REFUSED_CONNECTION")], RebuildExcuse.DEADLINE),
+        (RoundReason.NOT_READY_IN_TIME, [], RebuildExcuse.DEADLINE),
+        (RoundReason.PORT_FAILED, [], None),
+    ],
+)
+def test_refused_round_excuses_a_rebuild_by_what_its_peers_said(
+    reason: RoundReason, refusals: list[tuple[str, str]], excuse: RebuildExcuse | None
+) -> None:
+    assert rebuild_excuse(refused_round(reason, *refusals)) is excuse
+    assert rebuild_excuse(refused_round(reason, *refusals, more="; the abort was refused by c:1: GUARD_HELD (x)")) is excuse
+
+
+def test_every_way_to_be_silent_is_known() -> None:
+    assert set(Silence) == SILENCES
+
+
+def test_engine_that_answered_for_another_rank_and_was_called_breaks_i14() -> None:
+    wrong = EngineLine(rank=2, mono=102.5, event="identity", ids=(3,))
+    assert {name.split()[0] for name in red(evidence(lives=lives(rank2=[with_line(survivor(2), wrong)])))} == {"I14"}
+
+
+def test_silent_rank_that_spoke_again_was_not_dead_any_more() -> None:
+    mute = victim().model_copy(update={"lines": victim().lines[:2]})
+    silent = evidence().sightings[0].model_copy(update={"source": "poll_error", "at": 80.0})
+    spoke = silent.model_copy(update={"source": "engine", "status": "healthy", "at": 100.0})
+    found = evidence(lives=lives(rank1=[mute]), sightings=[silent, spoke, *evidence().sightings[1:]])
+    assert {name.split()[0] for name in red(found)} == {"I2", "I7"}
 
 
 def test_check_without_observations_is_not_ok() -> None:

@@ -5,6 +5,8 @@ import logging
 import time
 from pathlib import Path
 
+import pytest
+
 from domain.engine import EngineStatus, Instruction
 from domain.observations import ApplySeen, EngineIdSeen, RebuildSeen, RecoveredSeen, StatusSeen, ViewSeen
 from drills import engine_log, view_log
@@ -48,9 +50,19 @@ def test_engine_logs_give_commands_recoveries_identity_and_the_rebuild(tmp_path:
     apply = ApplySeen(at=13.0, engine=0, request_id="r", instruction=Instruction.SCALE_DOWN, removed=frozenset({1}))
     assert apply in seen
     assert RecoveredSeen(at=14.0, engine=0, request_id="r") in seen
-    assert EngineIdSeen(at=10.0, rank=0, answered=0) in seen
-    assert StatusSeen(at=15.0, rank=0, status=EngineStatus.DEAD) in seen
+    assert StatusSeen(at=15.0, rank=0, status=EngineStatus.DEAD, final=True) in seen
     assert RebuildSeen(at=15.0, completed_at=21.0, readmitted=frozenset({0})) in seen
+
+
+@pytest.mark.parametrize(("ids", "answered"), [([0], 0), ([1], 1), ([None], None), ([0, 0], None), ([], None)])
+def test_engine_is_who_its_status_says_at_the_endpoint_where_it_listens(
+    tmp_path: Path, ids: list[int | None], answered: int | None
+) -> None:
+    lines = engine_lines(0, 10.0)
+    write(tmp_path / "engine-0-11.jsonl", [*lines, {"mono": 12.5, "event": "identity", "rank": 0, "ids": ids}])
+    seen = engine_log.observations(engine_log.read_lives(tmp_path), {10000: 2})
+    assert [event for event in seen if isinstance(event, EngineIdSeen)] == [EngineIdSeen(at=12.5, rank=2, answered=answered)]
+    assert [event.engine for event in seen if isinstance(event, ApplySeen)] == [2]
 
 
 def test_view_log_gives_what_was_served_of_this_instance(tmp_path: Path) -> None:

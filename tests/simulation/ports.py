@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
-from domain.engine import EngineStatus
+from domain.engine import EngineStatus, EntrySource
 from domain.errors import AutotomyError, OutcomeUnknown, Refused, Transient
 from domain.messages.node_manager import NodeManagerReason
 from domain.messages.round import (
@@ -103,6 +103,11 @@ class SimulatedPorts:
         self._worker_back_at = now() + for_sec
         self.outages_sec += for_sec
         self.worker_deaths += 1
+
+    def saw_status(self, rank: int, status: EngineStatus, *, final: bool) -> None:
+        """A report, or a look, said something new of a rank."""
+        self._statuses[rank] = status
+        self.record.saw(StatusSeen(at=now(), rank=rank, status=status, final=final))
 
     def now(self) -> float:
         return now()
@@ -258,8 +263,7 @@ class SimulatedPorts:
         for entry in entries:
             status = EngineStatus(entry.status)
             if self._statuses.get(entry.id) is not status and not _given_up.get().is_set():
-                self._statuses[entry.id] = status
-                self.record.saw(StatusSeen(at=now(), rank=entry.id, status=status))
+                self.saw_status(entry.id, status, final=entry.source is EntrySource.PROCESS_EXIT)
         return Sight(question=question, entries=entries)
 
     async def _push(self, call: ViewCall) -> ViewResult:

@@ -13,7 +13,7 @@ from domain.engine import EngineStatus, FtCapability
 from domain.errors import AutotomyError
 from domain.invariants import round_bound_sec
 from domain.messages.round import FinalizeCall, RoundOrder, RoundOutcome, RoundReport
-from domain.observations import Observed, PhaseSeen, RoundSeen, SourceKind, SourceRead, StatusSeen
+from domain.observations import Observed, PhaseSeen, RoundSeen, SourceKind, SourceRead
 from domain.round import RoundPorts, run_round
 from domain.runtime import FtPhase, can_serve, resting_phase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
@@ -31,6 +31,9 @@ from tests.simulation.troubles import strike
 INSTANCE_ID = 7
 ROUTE_EVERY_SEC = 2.0
 CONVERGES_WITHIN_SEC = 120.0
+
+LIVES_ON = (Death.MUTE, Death.FALSE_ALARM)
+"""Deaths with which no process ends."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class World:
         for rank in victims:
             self.record.told(f"rank {rank} dies: {plan.death}")
             self._kill(rank, plan.death, victims)
-            self.record.saw(StatusSeen(at=now(), rank=rank, status=EngineStatus.DEAD))
+            self.ports.saw_status(rank, EngineStatus.DEAD, final=plan.death not in LIVES_ON)
         self.group.notice(plan.detection_sec)
 
     def _kill(self, rank: int, death: Death, victims: list[int]) -> None:

@@ -132,9 +132,11 @@ async def test_knobs_break_the_status(legacy: Rank, knobs: str, http: int, entri
         if entries is not None:
             shown = [{key: entry[key] for key in ("id", "status") if key in entry} for entry in answer.json()["engines"]]
             assert shown == entries
+            assert legacy.log("identity")[-1]["ids"] == [entry.get("id") for entry in entries]
     finally:
         await legacy.misbehave("")
     assert (await legacy.entry())["status"] == "healthy"
+    assert legacy.log("identity")[-1]["ids"] == [0]
 
 
 async def test_knobs_are_set_while_running_and_refused_when_unknown(tmp_path: Path) -> None:
