@@ -1,11 +1,60 @@
-"""What must hold in every world: the invariants over what was seen, and rules about each round's own report."""
+"""What must hold in every world: the invariants over what was seen, and rules about each round's own report.
 
-from collections.abc import Iterator
+One world may be too short to show a record of each kind; many together must, or an invariant that was never broken was
+never judged either: `not_judged` names those. Three invariants are judged elsewhere, for no round makes what they speak of:
 
-from domain.invariants import check_all, violations
+    I9, I17   fast recoveries and rebuilds: `tests/domain/test_instance_life.py` and the drills
+    I12       histories: `tests/histories` and the drills
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from domain.invariants import Invariant, check_all, violations
 from domain.messages.round import RoundOutcome, RoundReason
-from domain.observations import ApplySeen, ViewSeen
+from domain.observations import (
+    ApplySeen,
+    CommitSeen,
+    EngineIdSeen,
+    GenerationSeen,
+    GuardSeen,
+    Observation,
+    PhaseSeen,
+    RoundSeen,
+    RouteSeen,
+    StatusSeen,
+    VerdictSeen,
+    ViewSeen,
+)
 from tests.simulation.world import Played, RoundPlayed
+
+NEEDS: Mapping[Invariant, tuple[type[Observation], ...]] = {
+    Invariant.I1: (ApplySeen,),
+    Invariant.I2: (ApplySeen, StatusSeen, CommitSeen),
+    Invariant.I3: (ViewSeen, RouteSeen),
+    Invariant.I4: (PhaseSeen, CommitSeen),
+    Invariant.I5: (ViewSeen, CommitSeen),
+    Invariant.I6: (PhaseSeen, ViewSeen),
+    Invariant.I7: (ApplySeen, StatusSeen),
+    Invariant.I8: (GuardSeen, VerdictSeen),
+    Invariant.I10: (GuardSeen, VerdictSeen),
+    Invariant.I11: (RoundSeen,),
+    Invariant.I13: (ApplySeen,),
+    Invariant.I14: (EngineIdSeen, ApplySeen),
+    Invariant.I15: (RouteSeen, CommitSeen),
+    Invariant.I16: (GenerationSeen, ViewSeen),
+}
+"""What each invariant is judged on here."""
+
+
+def seen_kinds(played: Played) -> Counter[type[Observation]]:
+    """How many records of each kind this world gave."""
+    return Counter(type(event) for event in played.observed.events)
+
+
+def not_judged(seen: Counter[type[Observation]]) -> list[str]:
+    """Which invariants were given no record of a kind that they need, in all worlds together."""
+    return [f"{invariant}: no {kind.__name__}" for invariant, kinds in NEEDS.items() for kind in kinds if not seen[kind]]
 
 
 def judge(played: Played) -> list[str]:

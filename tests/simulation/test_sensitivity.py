@@ -8,6 +8,7 @@ import pytest
 
 from domain.engine import EntrySource
 from domain.errors import Refused
+from domain.invariants import Invariant
 from domain.messages.round import (
     ApplyCall,
     ApplyResult,
@@ -20,11 +21,11 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.observations import ViewChange
+from domain.observations import ApplySeen, ViewChange, ViewSeen
 from domain.watch import ApplyReadyWatch, LookVerdict, Observation, Question, RecoveredWatch, Sight
 from tests.simulation.clock import now
 from tests.simulation.coordinators import FakeCoordinator
-from tests.simulation.judge import judge
+from tests.simulation.judge import NEEDS, judge, not_judged, seen_kinds
 from tests.simulation.node_managers import FakeNodeManager, Guard
 from tests.simulation.ports import SimulatedPorts
 from tests.simulation.world import Parts, play
@@ -62,6 +63,13 @@ class KeepsGuards(FakeNodeManager):
         self.journal.guard = Guard(request_id, float("inf"), float("inf"))
 
 
+class GuardsForEver(FakeNodeManager):
+    """Its leases do not end: whoever is not reached by a verdict holds the Pod."""
+
+    async def guard(self, request_id: str, lease_sec: float, generation: int) -> bool:
+        return await super().guard(request_id, float("inf"), generation)
+
+
 class TakesOldGenerations(FakeNodeManager):
     def _check_generation(self, generation: int) -> None:
         self._see_generation(generation)
@@ -84,6 +92,14 @@ class ForgetsVerdicts(FakeNodeManager):
     ) -> None:
         self.journal.of(request_id).verdict = None
         await super().finalize(request_id, not commit, retired, dead_committed, generation)
+
+
+class NumbersAnew(FakeCoordinator):
+    """Counts the ranks that it serves from 0."""
+
+    def _show(self, change: ViewChange) -> None:
+        endpoints = {number: self._home[rank] for number, rank in enumerate(self.ranks)}
+        self._record.saw(ViewSeen(at=now(), coordinator=self.name, change=change, revision=self.revision, endpoints=endpoints))
 
 
 class TakesAnyRevision(FakeCoordinator):
@@ -205,6 +221,7 @@ BROKEN: list[tuple[str, Parts, str]] = [
     ("apply is tried again under a new id", Parts(ports=AppliesAgain), "an engine was called under"),
     ("a late death is overlooked", Parts(ports=OverlooksLateDeaths), "I2:"),
     ("removed_dp_ranks is not cumulative", Parts(ports=RemovesOnlyTheNewOnes), "I2:"),
+    ("survivors are numbered anew", Parts(coordinator=NumbersAnew), "I3:"),
     ("commit before recovery and verification", Parts(ports=CommitsUnverified), "I4:"),
     ("the view is not withdrawn before apply", Parts(ports=NeverWithdraws), "apply was sent before every Coordinator"),
     ("the view is not withdrawn before the commit", Parts(ports=NeverWithdraws), "I5:"),
@@ -214,6 +231,7 @@ BROKEN: list[tuple[str, Parts, str]] = [
     ("a rank is removed that nobody saw dead", Parts(ports=RemovesANeighbour), "I7:"),
     ("a guard is granted beside another", Parts(node_manager=GuardsAnyone), "I8:"),
     ("a guard outlives its verdict", Parts(node_manager=KeepsGuards), "guard left on"),
+    ("a guard never expires", Parts(node_manager=GuardsForEver), "I10:"),
     ("a wait does not end", Parts(ports=WaitsForEver), "I11:"),
     ("apply leaves no survivor", Parts(ports=RemovesEverybody), "I13:"),
     ("an engine that answers for another rank is called", Parts(node_manager=NeverAsksWhoAnswers), "I14:"),
@@ -236,6 +254,19 @@ def _first_seed_with(parts: Parts, wanted: Callable[[str], bool]) -> int | None:
         if any(wanted(fault) for fault in judge(play(seed, parts))):
             return seed
     return None
+
+
+def test_every_invariant_that_rounds_can_break_is_broken_here() -> None:
+    elsewhere = {Invariant.I9, Invariant.I17}
+    assert NEEDS.keys() == set(Invariant) - elsewhere
+    assert {said for _, _, said in BROKEN} >= {f"{invariant}:" for invariant in NEEDS}
+
+
+def test_invariant_without_its_own_records_is_not_judged() -> None:
+    seen = seen_kinds(play(0)) + seen_kinds(play(1))
+    assert not_judged(seen) == []
+    del seen[ApplySeen]
+    assert {told.partition(":")[0] for told in not_judged(seen)} == {"I1", "I2", "I7", "I13", "I14"}
 
 
 def test_all_parts_can_be_replaced() -> None:

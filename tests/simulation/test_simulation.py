@@ -10,8 +10,9 @@ from collections import Counter
 import pytest
 
 from domain.messages.round import RoundOutcome, RoundReason
+from domain.observations import Observation
 from tests.simulation.clock import StandstillError, now, run_virtually
-from tests.simulation.judge import judge
+from tests.simulation.judge import judge, not_judged, seen_kinds
 from tests.simulation.world import play
 
 WORLDS = 1_600
@@ -46,12 +47,15 @@ def replay_command(seed: int) -> str:
 def play_all(first_seed: int, count: int) -> Counter[RoundReason]:
     """Plays and judges these worlds; fails with the command that replays the first bad one. Returns how rounds ended."""
     ends: Counter[RoundReason] = Counter()
+    seen: Counter[type[Observation]] = Counter()
     for seed in range(first_seed, first_seed + count):
         played = play(seed)
         faults = judge(played)
         if faults:
             pytest.fail("\n".join([*faults, f"replay: {replay_command(seed)}"]), pytrace=False)
         ends.update(this.report.reason for this in played.rounds)
+        seen += seen_kinds(played)
+    assert not_judged(seen) == []
     return ends
 
 
