@@ -1,14 +1,17 @@
 """What the runs must show: the published columns, judged by what happened in which order, never by seconds.
 
-Seconds are figures. Divided times say little about a real cluster's; that readiness is lost before the victim's server
-exits and not after it, and that no request fails once the survivors serve, holds at any pace.
+The invariants that a run can show are judged over all of them. Seconds are figures. Divided times say little about a real
+cluster's; that readiness is lost before the victim's server exits and not after it, and that no request fails once the
+survivors serve, holds at any pace.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from domain.invariants import Invariant
 from drills.outcome import Check, RequestCount
 from drills.supervisor_table.experiment import GIVES_UP_AT, SURVIVORS, Column, SupervisorRules
+from drills.supervisor_table.invariants import JUDGED
 from drills.supervisor_table.run import RunReport
 
 _SERVER_GONE: Final = ("SERVER_EXITED", "NO_ANSWER")
@@ -20,9 +23,10 @@ _Fault = Callable[[RunReport], Iterable[str]]
 def judge(columns: Sequence[Column], runs: Sequence[RunReport]) -> tuple[Check, ...]:
     """All checks over all runs; each column must have been run."""
     checks = [_each("runs came to their end", runs, lambda run: [run.failure] if run.failure else [], "all did")]
+    ended = [run for run in runs if run.failure is None]
     for column in columns:
-        own = [run for run in runs if run.column == column.name and run.failure is None]
-        checks += list(_of_column(column, own))
+        checks += list(_of_column(column, [run for run in ended if run.column == column.name]))
+    checks += [_holds(invariant, ended) for invariant in JUDGED]
     return (*checks, _each("nothing left behind", runs, lambda run: run.left_behind, "no process of any run was left"))
 
 
@@ -44,6 +48,13 @@ def _of_column(column: Column, runs: Sequence[RunReport]) -> Iterable[Check]:
 def _each(name: str, runs: Sequence[RunReport], faults_of: _Fault, fine: str) -> Check:
     faults = [f"run {run.column} {run.number}: {fault}" for run in runs for fault in faults_of(run)]
     return Check.of(name, len(runs), faults, fine)
+
+
+def _holds(invariant: Invariant, runs: Sequence[RunReport]) -> Check:
+    judged = [(run, check) for run in runs for check in run.invariants if check.name.split()[0] == invariant]
+    faults = [f"run {run.column} {run.number}: {check.detail}" for run, check in judged if not check.ok]
+    name = judged[0][1].name if judged else str(invariant)
+    return Check.of(name, sum(check.observations for _, check in judged), faults, f"holds in {len(judged)} runs")
 
 
 def _requests(name: str, runs: Sequence[RunReport], counted: Callable[[RunReport], RequestCount]) -> Check:

@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from domain.errors import AutotomyError, Transient
 from domain.model import Strict
+from domain.observations import Observed
 from drills.completions import ask_each
 from drills.engine_log import EngineLife, marks
-from drills.outcome import Completion, RequestCount
+from drills.outcome import Check, Completion, RequestCount
 from drills.supervisor_table.clients import sixteen_clients
 from drills.supervisor_table.experiment import RANKS, SURVIVORS, VICTIM, Clock, Column
 from drills.supervisor_table.hand import Hand, Kubernetes, Readiness
+from drills.supervisor_table.invariants import invariant_checks, observed
 from drills.supervisor_table.site import MODEL, Pool, Site, site
 from drills.timeline import Timeline
 from drills.traffic import RequestRecord
@@ -58,6 +60,7 @@ class RunReport(Strict):
     requests_after_120: RequestCount = RequestCount()
     applies_per_engine: dict[str, int] = {}
     left_behind: tuple[str, ...] = ()
+    invariants: tuple[Check, ...] = ()
 
 
 class Raw(Strict):
@@ -192,6 +195,18 @@ class _Run:
             requests_after_120=_count([r for r in self.records if r.ended_at >= after_120]),
             applies_per_engine=self._applies(),
             left_behind=self.left,
+            invariants=invariant_checks(self._observed(self.pool, recovered_at)) if self.pool is not None else (),
+        )
+
+    def _observed(self, pool: Pool, removed_at: float | None) -> Observed:
+        return observed(
+            pool.instance_id,
+            pool.port,
+            self.lives,
+            self.views,
+            self.records,
+            removed_at=removed_at,
+            ended_at=time.monotonic(),
         )
 
     def _applies(self) -> dict[str, int]:

@@ -99,6 +99,10 @@ def victim(rank: int = 1) -> EngineLife:
     return EngineLife(rank=rank, file=f"engine-{rank}-1.jsonl", lines=tuple(map(EngineLine.model_validate, lines)))
 
 
+def with_line(life: EngineLife, line: EngineLine) -> EngineLife:
+    return life.model_copy(update={"lines": (*life.lines, line)})
+
+
 def view_lines() -> list[ViewLine]:
     def line(mono: float, event: str, revision: int | None, ranks: tuple[int, ...], outcome: str = "applied") -> ViewLine:
         return ViewLine(mono=mono, event=event, incarnation="a", instance=7, revision=revision, ranks=ranks, outcome=outcome)

@@ -38,15 +38,12 @@ from tests.drills.recorded import (
     survivor,
     victim,
     view_lines,
+    with_line,
 )
 
 
 def red(found: Evidence, expected: Expectation | None = None, *, traffic: bool = True) -> set[str]:
     return {check.name for check in judge(drill(expected, traffic=traffic), found) if not check.ok}
-
-
-def with_line(life: EngineLife, line: EngineLine) -> EngineLife:
-    return life.model_copy(update={"lines": (*life.lines, line)})
 
 
 def lives(**changed: list[EngineLife]) -> dict[int, list[EngineLife]]:

@@ -9,13 +9,30 @@ import pytest
 from drills.__main__ import main
 from drills.outcome import Check, RequestCount
 from drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, SupervisorRules
+from drills.supervisor_table.invariants import JUDGED, invariant_checks, observed
 from drills.supervisor_table.judge import judge
 from drills.supervisor_table.report import ColumnFigures, TableFigures, TableReport, table_text
 from drills.supervisor_table.run import RunReport
 from drills.supervisor_table.table import TableOptions, run_table
+from drills.view_log import ViewLine
+from tests.drills.recorded import apply_line, request, requests, survivor, victim, view_lines, with_line
 
 SHRUNK = {"0": 1, "2": 1, "3": 1}
 BUNDLE = {"report.json", "report.md", "timeline.svg", "timeline.jsonl", "applies.jsonl", "views.jsonl", "requests.jsonl"}
+
+
+def story(*, told: bool, **changes: Any) -> tuple[Check, ...]:
+    """The invariants over a recorded run: rank 1 died at 100, the others were told at 103, the view was theirs at 104.5."""
+    lives = {rank: victim() if rank == 1 else survivor(rank) for rank in range(4)}
+    if not told:
+        lives = {rank: life.model_copy(update={"lines": life.lines[:4]}) for rank, life in lives.items()}
+    recorded = {"lives": lives, "views": views(), "requests": requests(), "removed_at": 104.5 if told else None}
+    return invariant_checks(observed(7, 10000, ended_at=110.0, **{**recorded, **changes}))
+
+
+def views(*more: ViewLine) -> list[ViewLine]:
+    """As told without revisions."""
+    return [line.model_copy(update={"revision": None, "event": "set"}) for line in (*view_lines()[1:], *more)]
 
 
 def a_run(column: str, **changes: Any) -> RunReport:
@@ -31,6 +48,7 @@ def a_run(column: str, **changes: Any) -> RunReport:
         "applies_per_engine": SHRUNK if told else {},
         "requests_after_120": RequestCount(ok=100),
         "requests_after_recovery": RequestCount(ok=200),
+        "invariants": story(told=told),
     }
     if column.startswith("stock"):
         fine |= {"state_at_125": "killed", "stop_reason": "SERVER_EXITED", "exit_code": 1, "stopped_at": 122.0}
@@ -69,6 +87,31 @@ def test_planted_fault_turns_its_check_red(column: str, changes: dict[str, Any],
     runs = [a_run(other.name, **(changes if other.name == column else {})) for other in COLUMNS]
     assert red(runs)
     assert all(found.endswith(name) for found in red(runs)), red(runs)
+
+
+NOTHING_TO_SEE: dict[str, Any] = {"lives": {}, "views": [], "requests": []}
+
+
+@pytest.mark.parametrize(
+    ("invariant", "changes"),
+    [
+        ("I1", {"lives": {2: with_line(survivor(2), apply_line(2, 103.5))}}),
+        ("I2", {"lives": {1: victim().model_copy(update={"lines": victim().lines[:2]})}}),
+        ("I7", {"lives": {1: victim().model_copy(update={"lines": victim().lines[:2]})}}),
+        ("I3", {"requests": [request(1, 105.0, 0).model_copy(update={"answered_by": 2})]}),
+        ("I5", {"views": views(view_lines()[1].model_copy(update={"mono": 106.0}))}),
+        ("I13", {"lives": {2: with_line(survivor(2), apply_line(2, params={"removed_dp_ranks": [2]}))}}),
+        ("I14", {"lives": {2: survivor(2).model_copy(update={"lines": survivor(2).lines[3:]})}}),
+        *((invariant, NOTHING_TO_SEE) for invariant in JUDGED),
+    ],
+)
+def test_planted_violation_turns_its_invariant_red_in_the_table(invariant: str, changes: dict[str, Any]) -> None:
+    lives = {rank: victim() if rank == 1 else survivor(rank) for rank in range(4)}
+    planted = changes if "lives" not in changes or not changes["lives"] else {**changes, "lives": lives | changes["lives"]}
+    checks = story(told=True, **planted)
+    assert not next(check for check in checks if check.name.startswith(f"{invariant} ")).ok
+    runs = [a_run(column.name, **({"invariants": checks} if column == COLUMNS[1] else {})) for column in COLUMNS]
+    assert {name.split()[0] for name in red(runs)} >= {invariant}
 
 
 def test_column_without_a_run_that_came_to_its_end_is_red() -> None:
