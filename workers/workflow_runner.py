@@ -112,7 +112,9 @@ class _Instance(WorkflowInstance):
         if self._kept_back is not None:
             if kinds != {_QUERY} or not all(ENDED_HEADER in job.query_workflow.headers for job in act.jobs):
                 return _failed(act, ASKED_TOO_EARLY)
-            self._sandboxed.activate(self._kept_back)
+            seen = self._sandboxed.activate(self._kept_back)
+            if seen.HasField("failed"):
+                return seen
             self._kept_back, self._has_ended = None, True
         if kinds == {_QUERY}:
             return self._sandboxed.activate(act)
