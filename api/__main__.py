@@ -1,7 +1,6 @@
 """`python -m api`."""
 
-import sys
-
 from api.main import main
+from service.leave import leave
 
-sys.exit(main())
+leave(main())

@@ -15,6 +15,7 @@ from bench.rounds import RoundsReport, bench_rounds
 from bench.site import Shape
 from domain.errors import AutotomyError, ConfigError
 from service.arguments import count, seconds
+from service.leave import leave
 
 _POLL_SEC: Final = (0.02, 60.0)
 """What the configuration takes (`domain.config`)."""
@@ -185,4 +186,4 @@ def _rows(spreads: Mapping[str, Spread | None]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

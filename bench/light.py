@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ from bench.light_pod import LightPod
 from bench.wire import Answer, serve
 from domain.model import InstanceId, Rank, Strict
 from domain.topology import Topology
+from service.leave import leave
 from service.process import run_process
 
 _HOST: Final = "127.0.0.1"
@@ -146,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

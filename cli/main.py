@@ -17,6 +17,7 @@ from cli.instance import IdArgument, UrlOption
 from cli.instance import JsonOption as InstanceJsonOption
 from cli.instance import app as instance_app
 from domain.errors import AutotomyError, ConfigError
+from service.leave import leave
 from service.variables import refuse_unknown_variables
 
 _PASS_THROUGH: Final[dict[str, Any]] = {
@@ -258,9 +259,11 @@ def main() -> None:
         app()
     except AutotomyError as error:
         print(f"autotomy: {error}", file=sys.stderr)
-        sys.exit(2)
+        leave(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        leave(130)
+    except SystemExit as ended:
+        leave(ended.code if isinstance(ended.code, int) else 1 if ended.code else 0)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from drills.supervisor_table.experiment import Clock
 from drills.supervisor_table.report import NAME as TABLE
 from drills.supervisor_table.report import SUMMARY as TABLE_SUMMARY
 from drills.supervisor_table.table import DEFAULT_RUNS, TableOptions, run_table
+from service.leave import leave
 
 _COULD_NOT_RUN: Final = 2
 _INTERRUPTED: Final = 130
@@ -187,4 +188,4 @@ def _cells() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,7 +1,7 @@
 """The outermost lines of every process: logging, signals, and an exit code that means something.
 
     if __name__ == "__main__":
-        sys.exit(run_process("coordinator", main))     # async def main(stop: asyncio.Event) -> None
+        leave(run_process("coordinator", main))        # async def main(stop: asyncio.Event) -> None
 
 | exit code | |
 |---|---|

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from service.leave import leave
 from service.process import run_process
 from stack.processes import ProcessIdentity
 from stack.run_dir import RunDir
@@ -50,4 +51,4 @@ def _log_to_stdout() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,7 +1,6 @@
 """`python -m workers`."""
 
-import sys
-
+from service.leave import leave
 from workers.main import main
 
-sys.exit(main())
+leave(main())

@@ -16,6 +16,7 @@ from domain.config import config_warnings, refuse_what_is_not_done
 from domain.errors import Refused
 from service.arguments import port
 from service.http import bind, serve_socket
+from service.leave import leave
 from service.one_exchange import one_exchange_client
 from service.process import run_process
 from service.settings import load_settings
@@ -105,5 +106,4 @@ async def _let_go(worker: Worker, tasks: set[asyncio.Task[None]]) -> None:
     _, late = await asyncio.wait({shutting_down, *tasks}, timeout=_LET_GO_SEC)
     if late:
         log.warning("the Temporal server does not answer; leaving without it", extra={"waited_sec": _LET_GO_SEC})
-        logging.shutdown()
-        os._exit(0)
+        leave(0)

@@ -22,6 +22,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from domain.model import Strict
+from service.leave import leave
 from workers.controller_worker import WORKFLOWS
 from workers.workflow_runner import workflow_runner
 
@@ -115,4 +116,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

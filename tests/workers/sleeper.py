@@ -8,6 +8,7 @@ from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from service.leave import leave
 from service.stop import stop_event
 from service.temporal import connect
 from tests.leaving_worker import LeavingWorker
@@ -64,3 +65,4 @@ async def main(address: str, task_queue: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(*sys.argv[1:]))
+    leave(0)

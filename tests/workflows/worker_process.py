@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+from service.leave import leave
 from service.logging import configure_logging
 from service.one_exchange import one_exchange_client
 from service.stop import stop_event
@@ -23,3 +24,4 @@ async def main(address: str, task_queue: str) -> None:
 if __name__ == "__main__":
     configure_logging("test-worker")
     asyncio.run(main(*sys.argv[1:]))
+    leave(0)
