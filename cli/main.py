@@ -253,17 +253,23 @@ def coordinator(context: typer.Context) -> None:
     become("coordinator", context)
 
 
-def main() -> None:
-    """The console script's entry point."""
+def carry_out() -> int:
+    """Does what the command line says; the exit code."""
     try:
         app()
     except AutotomyError as error:
         print(f"autotomy: {error}", file=sys.stderr)
-        leave(2)
+        return 2
     except KeyboardInterrupt:
-        leave(130)
+        return 130
     except SystemExit as ended:
-        leave(ended.code if isinstance(ended.code, int) else 1 if ended.code else 0)
+        return ended.code if isinstance(ended.code, int) else 1 if ended.code else 0
+    return 0
+
+
+def main() -> None:
+    """The console script's entry point."""
+    leave(carry_out())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from cli.main import carry_out
 from tests.domain.instance_factories import T0, serving_state
 
 STATUS = "/controller/fault_tolerance/status"
@@ -75,10 +75,9 @@ def autotomy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     def run(*arguments: str) -> Shown:
         monkeypatch.setattr(sys, "argv", ["autotomy", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        code = carry_out()
         out, err = capsys.readouterr()
-        return Shown(int(ended.value.code or 0), out, err)
+        return Shown(code, out, err)
 
     return run
 
