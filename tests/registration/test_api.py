@@ -11,6 +11,7 @@ from temporalio.client import Client
 
 from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
 from tests.api.installation import Installation, an_api, an_installation
+from tests.eventually import eventually
 from tests.registration.factories import CAPABLE, registration
 from tests.workflows.factories import config
 
@@ -38,10 +39,27 @@ def body(node_rank: int, *, job: str, life: str = "a", **changes: Any) -> dict[s
 
 
 async def register(here: Installation, node_rank: int, **changes: Any) -> dict[str, Any]:
-    reply = await here.controller.call("POST", "/controller/register", body(node_rank, **changes))
+    """The reply. As a NodeManager does, it asks again where a busy machine had none in time (503)."""
+    said = body(node_rank, **changes)
+    until = time.monotonic() + PATIENCE_SEC
+    reply = await here.controller.call("POST", "/controller/register", said)
+    while reply.status_code == 503 and time.monotonic() < until:
+        await asyncio.sleep(0.1)
+        reply = await here.controller.call("POST", "/controller/register", said)
     assert reply.status_code == 200, reply.text
     data: dict[str, Any] = reply.json()["data"]
     return data
+
+
+async def until_taken(here: Installation, report: dict[str, Any]) -> None:
+    """A NodeManager's report; it is sent again where a busy machine had no answer in time (503)."""
+
+    async def taken() -> bool:
+        reply = await here.controller.call("POST", "/controller/report_software_fault", report)
+        assert reply.status_code in (200, 503), reply.text
+        return reply.status_code == 200 and reply.json()["data"] == {"accepted": True, "reason": ""}
+
+    await eventually(taken, "the report is taken")
 
 
 async def until_serving(here: Installation, instance_id: int, job: str) -> None:
@@ -55,8 +73,7 @@ async def until_serving(here: Installation, instance_id: int, job: str) -> None:
         ]
         pod = {"pod_ip": pod_ip(job, node_rank), "node_manager_port": 1026, "incarnation": f"a-{node_rank}"}
         said = {"instance_id": instance_id, **pod, "reports": reports}
-        reply = await here.controller.call("POST", "/controller/report_software_fault", said)
-        assert reply.json()["data"] == {"accepted": True, "reason": ""}
+        await until_taken(here, said)
     await here.controller.until(path, lambda reply: reply.json()["data"]["phase"] == "NORMAL")
 
 
