@@ -114,6 +114,13 @@ class Topology(Strict):
             found[place.pod_ip] = (*found.get(place.pod_ip, ()), place.address)
         return found
 
+    @cached_property
+    def _ranks_by_manager(self) -> dict[NodeManagerAddress, tuple[int, ...]]:
+        found: dict[NodeManagerAddress, list[int]] = {}
+        for rank, endpoint in sorted(self._routable.items()):
+            found.setdefault(self.manager_of(endpoint), []).append(rank)
+        return {manager: tuple(ranks) for manager, ranks in found.items()}
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """The original DP ranks, ascending: 0..dp_size-1."""
@@ -146,7 +153,7 @@ class Topology(Strict):
 
     def ranks_of(self, manager: NodeManagerAddress) -> tuple[int, ...]:
         """The routable ranks behind one NodeManager, ascending."""
-        return tuple(sorted(e.id for e in self.endpoints if not e.headless and self.manager_of(e) == manager))
+        return self._ranks_by_manager.get(manager, ())
 
     def by_manager(self, ranks: Iterable[int]) -> dict[NodeManagerAddress, tuple[int, ...]]:
         """Groups ranks by NodeManager, in the topology's order; managers without any of them are left out."""
