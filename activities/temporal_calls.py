@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.errors import AutotomyError, Refused, Transient
-from service.temporal import UPDATE_CUT_OFF, UPDATE_NOT_TAKEN
+from service.temporal import UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, raise_if_cancelled
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ async def signal_with_start(
                 start_signal_args=[argument],
             )
     except (TimeoutError, RPCError, RPCTimeoutOrCancelledError) as error:
-        _leave_if_cancelled()
+        raise_if_cancelled()
         raise _trouble(workflow_id, f"signal {signal}", error) from None
 
 
@@ -86,16 +86,9 @@ async def update_with_start(
                 update, argument, start_workflow_operation=operation, id=update_id, result_type=result
             )
     except (TimeoutError, RPCError, RPCTimeoutOrCancelledError, WorkflowUpdateFailedError) as error:
-        _leave_if_cancelled()
+        raise_if_cancelled()
         raise _trouble(workflow_id, f"update {update}", error) from None
     return cast(T, answer)
-
-
-def _leave_if_cancelled() -> None:
-    """The client makes an error of its own of a cancellation, ours or the timeout's. Raises CancelledError for ours."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from None
 
 
 def _trouble(workflow_id: str, what: str, error: Exception) -> AutotomyError:

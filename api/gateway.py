@@ -34,7 +34,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from api.errors import ApiReason
 from service.failpoints import failpoint
 from service.http import HttpError
-from service.temporal import DEFAULT_ADDRESS, UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, connect, connection_settings
+from service.temporal import DEFAULT_ADDRESS, UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, connect, connection_settings, raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -208,9 +208,7 @@ class Gateway:
                 raise WorkflowUnknown from None
             raise await self._why_silent(client, error.message) from None
         except (TimeoutError, RPCTimeoutOrCancelledError):  # the client makes the latter of the timeout's cancellation
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError from None
+            raise_if_cancelled()
             raise await self._why_silent(client, f"no answer within {CALL_LIMIT_SEC:g} s") from None
 
     async def _why_silent(self, client: Client, what: str) -> HttpError:

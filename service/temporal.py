@@ -201,6 +201,16 @@ class _QueryTwice(OutboundInterceptor):
         return await super().query_workflow(input)
 
 
+def raise_if_cancelled() -> None:
+    """For whoever catches a client's error: of a cancellation, ours or a timeout's, it makes one of its own.
+
+    Raises CancelledError where it was ours.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from None
+
+
 def _where(settings: ClientConnectConfig) -> dict[str, str]:
     return {
         "address": settings.get("target_host", DEFAULT_ADDRESS),

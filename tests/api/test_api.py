@@ -27,7 +27,8 @@ async def here(temporal_client: Client, temporal_server: str) -> AsyncIterator[I
         assert reply.status_code == 200, reply.text
         await installation.world.until_true(lambda: installation.world.asked("await_engines_ready"), "engines start")
         for ranks, pod_ip in (((0, 1), "127.0.0.2"), ((2, 3), "127.0.0.3")):
-            await until_taken(installation.controller, dict.fromkeys(ranks, HEALTHY), pod_ip)
+            reply = await report(installation.controller, 7, dict.fromkeys(ranks, HEALTHY), pod_ip)
+            assert reply.json()["data"] == {"accepted": True, "reason": ""}, reply.text
         await installation.controller.until("/controller/instances/7/explain", lambda r: r.json()["data"].get("can_serve"))
         yield installation
 
@@ -56,18 +57,7 @@ async def report(
         "incarnation": "life-1",
         "reports": reports,
     }
-    return await controller.call("POST", "/controller/report_software_fault", body)
-
-
-async def until_taken(controller: Controller, statuses: dict[int, int], pod_ip: str) -> None:
-    """As a NodeManager does: a 503 of a busy machine is no answer, it says it again."""
-
-    async def taken() -> bool:
-        reply = await report(controller, 7, statuses, pod_ip)
-        assert reply.status_code in (200, 503), reply.text
-        return reply.status_code == 200 and reply.json()["data"] == {"accepted": True, "reason": ""}
-
-    await eventually(taken, f"the report of {pod_ip} is taken")
+    return await controller.answered("POST", "/controller/report_software_fault", body)
 
 
 def heartbeat(ranks: tuple[int, ...], pod_ip: str = "127.0.0.2", instance_id: int = 7) -> dict[str, Any]:

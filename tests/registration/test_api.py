@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +10,6 @@ from temporalio.client import Client
 
 from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
 from tests.api.installation import Installation, an_api, an_installation
-from tests.eventually import eventually
 from tests.registration.factories import CAPABLE, registration
 from tests.workflows.factories import config
 
@@ -21,8 +19,6 @@ async def here(temporal_client: Client, temporal_server: str) -> AsyncIterator[I
     async with an_installation(temporal_client, temporal_server) as installation:
         yield installation
 
-
-PATIENCE_SEC = 60.0
 
 _nets: dict[str, int] = {}
 """Each job has Pods of its own."""
@@ -39,27 +35,10 @@ def body(node_rank: int, *, job: str, life: str = "a", **changes: Any) -> dict[s
 
 
 async def register(here: Installation, node_rank: int, **changes: Any) -> dict[str, Any]:
-    """The reply. As a NodeManager does, it asks again where a busy machine had none in time (503)."""
-    said = body(node_rank, **changes)
-    until = time.monotonic() + PATIENCE_SEC
-    reply = await here.controller.call("POST", "/controller/register", said)
-    while reply.status_code == 503 and time.monotonic() < until:
-        await asyncio.sleep(0.1)
-        reply = await here.controller.call("POST", "/controller/register", said)
+    reply = await here.controller.answered("POST", "/controller/register", body(node_rank, **changes))
     assert reply.status_code == 200, reply.text
     data: dict[str, Any] = reply.json()["data"]
     return data
-
-
-async def until_taken(here: Installation, report: dict[str, Any]) -> None:
-    """A NodeManager's report; it is sent again where a busy machine had no answer in time (503)."""
-
-    async def taken() -> bool:
-        reply = await here.controller.call("POST", "/controller/report_software_fault", report)
-        assert reply.status_code in (200, 503), reply.text
-        return reply.status_code == 200 and reply.json()["data"] == {"accepted": True, "reason": ""}
-
-    await eventually(taken, "the report is taken")
 
 
 async def until_serving(here: Installation, instance_id: int, job: str) -> None:
@@ -73,7 +52,8 @@ async def until_serving(here: Installation, instance_id: int, job: str) -> None:
         ]
         pod = {"pod_ip": pod_ip(job, node_rank), "node_manager_port": 1026, "incarnation": f"a-{node_rank}"}
         said = {"instance_id": instance_id, **pod, "reports": reports}
-        await until_taken(here, said)
+        reply = await here.controller.answered("POST", "/controller/report_software_fault", said)
+        assert reply.json()["data"] == {"accepted": True, "reason": ""}
     await here.controller.until(path, lambda reply: reply.json()["data"]["phase"] == "NORMAL")
 
 
@@ -176,9 +156,7 @@ async def test_a_pod_that_was_moved_is_told_what_to_do_and_that_brings_the_insta
     await here.controller.until(f"/controller/instances/{number}", lambda shown: shown.status_code == 404)
     replies = []
     for request in (body(0, job="moved", life="n"), moved):
-        deadline = time.monotonic() + PATIENCE_SEC
-        while (reply := await here.controller.call("POST", "/controller/register", request)).status_code == 503:
-            assert time.monotonic() < deadline, reply.text  # the former FaultManager has not taken the word yet
+        reply = await here.controller.answered("POST", "/controller/register", request)  # until the former FaultManager knows
         assert reply.status_code == 200, reply.text
         replies.append(reply.json()["data"])
     assert [reply["instance_id"] for reply in replies] == [number, number]

@@ -46,23 +46,29 @@ async def has(handle: Handle, kind: str) -> None:
     await eventually(is_there, kind, within_sec=20)
 
 
+async def put_to_sleep(client: Client, address: str, queue: str) -> Handle:
+    """A sleeper in its first sleep, whose worker was killed."""
+    async with worker_process(address, queue) as worker:
+        handle: Handle = await client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
+        await has(handle, "TIMER_STARTED")
+        worker.kill()
+        await worker.wait()
+    return handle
+
+
 @contextlib.asynccontextmanager
 async def asked_between_two_workers(client: Client, address: str) -> AsyncIterator[tuple[Handle, "asyncio.Task[int]"]]:
     """A sleeper and a query under way: the first worker is killed, the query looks for it, and while it does the timer fires."""
     queue = f"sleeper-{uuid.uuid4().hex}"
-    async with worker_process(address, queue) as first:
-        handle: Handle = await client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
-        await has(handle, "TIMER_STARTED")
-        first.kill()
-        await first.wait()
-        async with worker_process(address, queue):
-            await asyncio.sleep(SLEEP_SEC - 0.2)
-            query = asyncio.create_task(handle.query(Sleeper.counted))
-            await has(handle, "TIMER_FIRED")
-            try:
-                yield handle, query
-            finally:
-                query.cancel()
+    handle = await put_to_sleep(client, address, queue)
+    async with worker_process(address, queue):
+        await asyncio.sleep(SLEEP_SEC - 0.2)
+        query = asyncio.create_task(handle.query(Sleeper.counted))
+        await has(handle, "TIMER_FIRED")
+        try:
+            yield handle, query
+        finally:
+            query.cancel()
     await handle.terminate()
 
 
@@ -98,11 +104,7 @@ async def test_a_query_between_two_workers_shifts_no_clock(temporal_client: Clie
 async def test_a_workflow_that_ended_before_its_task_came_still_answers(temporal_client: Client, temporal_server: str) -> None:
     """A registry that was terminated is asked by the next one what it knew; no workflow task will ever come to it."""
     queue = f"sleeper-{uuid.uuid4().hex}"
-    async with worker_process(temporal_server, queue) as only:
-        handle: Handle = await temporal_client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
-        await has(handle, "TIMER_STARTED")
-        only.kill()
-        await only.wait()
+    handle = await put_to_sleep(temporal_client, temporal_server, queue)
     await has(handle, "TIMER_FIRED")
     await handle.terminate()
     async with worker_process(temporal_server, queue):
