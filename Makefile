@@ -34,10 +34,10 @@ test: check  ## every check: the above and all tests, in two halves side by side
 
 # Most of the time a test waits for processes: drills, which start whole installations, beside everything else.
 test-installations: setup
-	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/installations tests/drills tests/stack
+	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/installations tests/lab/drills tests/lab/stack
 
 test-parts: setup
-	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/parts --ignore tests/drills --ignore tests/stack
+	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/parts --ignore tests/lab/drills --ignore tests/lab/stack
 
 histories: setup  ## record the golden histories anew (docs/changing-workflows.md says when)
 	AUTOTOMY_RECORD_HISTORIES=1 $(BIN)/pytest tests/workflows -m "not soak"

@@ -14,11 +14,11 @@ from rich.markup import escape
 
 from cli.screen import print_json, remarks, results
 from domain.errors import ConfigError, ProtocolError, Transient
+from lab.stack.client import Stack
+from lab.stack.errors import NoStack
+from lab.stack.processes import RUN_DIR_VARIABLE
+from lab.stack.run_dir import default_run_dir
 from service.settings import HttpUrl, load_settings
-from stack.client import Stack
-from stack.errors import NoStack
-from stack.processes import RUN_DIR_VARIABLE
-from stack.run_dir import default_run_dir
 
 _TIMEOUT_SEC: Final = 10.0
 _URL: Final = TypeAdapter[str](HttpUrl)

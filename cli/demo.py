@@ -1,6 +1,6 @@
 """`autotomy demo`: the drill `soft-rank` with a live view, and what came of it as tables.
 
-The scenario, its measurements and its judgement are the drill's (`drills`); here is only how it is shown. With `--keep`
+The scenario, its measurements and its judgement are the drill's (`lab.drills`); here is only how it is shown. With `--keep`
 the installation stays up until Ctrl-C, so that the round can be looked at in Temporal's Web UI.
 """
 
@@ -15,11 +15,11 @@ from rich.table import Table
 
 from cli.demo_view import view_for
 from cli.screen import remarks, results, run
-from drills.outcome import STAGE_MEANINGS, STAGES, DrillReport
-from drills.registry import find
-from drills.run import DrillOptions, run_drill
-from stack.client import Stack
-from stack.record import StackAddresses
+from lab.drills.outcome import STAGE_MEANINGS, STAGES, DrillReport
+from lab.drills.registry import find
+from lab.drills.run import DrillOptions, run_drill
+from lab.stack.client import Stack
+from lab.stack.record import StackAddresses
 
 _DRILL: Final = "soft-rank"
 _ROUND_PREFIX: Final = "scale-down-"

@@ -1,7 +1,7 @@
 """The demo as it goes on: one picture that changes on a terminal, one line an event elsewhere.
 
-It shows what the drill's events say (`drills.events`) and nothing else: ranks as their engines report them, the view as
-the Coordinator has it, requests as the client counted them.
+It shows what the drill's events say (`lab.drills.record.events`) and nothing else: ranks as their engines report them,
+the view as the Coordinator has it, requests as the client counted them.
 """
 
 import time
@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from drills.events import DrillEvent, DrillEventKind, in_words
+from lab.drills.record.events import DrillEvent, DrillEventKind, in_words
 
 _HISTORY_SEC: Final = 40
 _SAID_LINES: Final = 7

@@ -21,13 +21,13 @@ from cli.controller import in_words
 from cli.screen import print_json, results, run
 from domain.config import config_warnings
 from domain.errors import AutotomyError
+from lab.stack.client import Stack
+from lab.stack.errors import NoStack
+from lab.stack.ports import ephemeral_start
+from lab.stack.record import StackAddresses
+from lab.stack.run_dir import default_run_dir
 from service.settings import Settings, load_settings
 from service.temporal import DEFAULT_ADDRESS, connect_within, connection_settings, temporal_binary
-from stack.client import Stack
-from stack.errors import NoStack
-from stack.ports import ephemeral_start
-from stack.record import StackAddresses
-from stack.run_dir import default_run_dir
 
 _CONNECT_SEC = 3.0
 

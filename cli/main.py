@@ -190,7 +190,7 @@ def drill(context: typer.Context) -> None:
     """Run an acceptance scenario (NAME, all, --list)."""
     from cli.single import become
 
-    become("drills", context)
+    become("lab.drills", context)
 
 
 @app.command(context_settings=_PASS_THROUGH)
@@ -198,7 +198,7 @@ def bench(context: typer.Context) -> None:
     """Measure speed and idle cost (rounds, idle, heartbeats)."""
     from cli.single import become
 
-    become("bench", context)
+    become("lab.bench", context)
 
 
 @app.command()

@@ -15,9 +15,9 @@ from cli.controller import call, in_words
 from cli.screen import print_json, remarks, results
 from domain.errors import Refused
 from domain.runtime import RuntimeRecord, Waiting, undecided_deaths
-from stack.client import Stack
-from stack.record import ProcessRecord, StackAddresses, StackRecord
-from stack.run_dir import default_run_dir
+from lab.stack.client import Stack
+from lab.stack.record import ProcessRecord, StackAddresses, StackRecord
+from lab.stack.run_dir import default_run_dir
 
 _TIMEOUT_SEC = 5.0
 _PATH = "/controller/fault_tolerance/status"

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from cli.screen import print_json, remarks, results, run
 from domain.errors import ConfigError
-from stack.client import Stack
-from stack.lost import DownReport, stop_lost
-from stack.processes import carriers, own_identity, sweep
-from stack.record import EventKind, StackEvent
-from stack.run_dir import RunDir, default_run_dir
-from stack.spec import StackSpec
+from lab.stack.client import Stack
+from lab.stack.lost import DownReport, stop_lost
+from lab.stack.processes import carriers, own_identity, sweep
+from lab.stack.record import EventKind, StackEvent
+from lab.stack.run_dir import RunDir, default_run_dir
+from lab.stack.spec import StackSpec
 
 _WORDS: Final = {
     EventKind.STARTED: "started",

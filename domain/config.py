@@ -73,6 +73,18 @@ class DpScaleDownConfig(Strict):
         return 2 * self.execution_deadline_sec + 4 * self.request_timeout_sec + max(5.0, self.poll_interval_sec)
 
     @property
+    def round_bound_sec(self) -> float:
+        """The longest that a round may take by its own deadlines, without outages of worker and server (I11)."""
+        return (
+            self.guard_deadline_sec
+            + 2 * self.execution_deadline_sec
+            + 2 * self.coordinator_deadline_sec
+            + self.apply_deadline_sec
+            + self.verify_deadline_sec
+            + self.finalize_deadline_sec
+        )
+
+    @property
     def apply_margin_sec(self) -> float:
         """What must be left of a lease when apply is sent."""
         return self.execution_deadline_sec + self.request_timeout_sec

@@ -15,7 +15,6 @@ from domain.evidence import Evidence, from_operator
 from domain.gate import gate
 from domain.instance import InstanceState, iso
 from domain.instruction import apply_request, scale_down_call
-from domain.invariants import round_bound_sec
 from domain.ledger import RoundLedger
 from domain.messages.node_manager import ApplyRequest
 from domain.messages.round import StepReport
@@ -265,6 +264,6 @@ def _lease(times: DpScaleDownConfig, give_up_sec: float | None) -> LeaseArithmet
         lease_sec=times.lease_sec,
         sum=terms,
         apply_margin_sec=times.apply_margin_sec,
-        round_bound_sec=round_bound_sec(times),
+        round_bound_sec=times.round_bound_sec,
         engines_give_up_sec=give_up_sec,
     )

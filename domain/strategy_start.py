@@ -10,7 +10,6 @@ from typing import Final
 from domain.decision import Action, Decision, DecisionReason
 from domain.hardware import RECOVERY_LEVELS, FaultLevel
 from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, RunningStrategy, ServingView
-from domain.invariants import round_bound_sec
 from domain.messages.round import RoundOrder, TransactionOrder
 from domain.messages.strategy import (
     FastRecoveryOrder,
@@ -136,9 +135,9 @@ def bound_sec(state: InstanceState, kind: StrategyKind) -> float:
     times = state.config.dp_scale_down_config
     match kind:
         case StrategyKind.SCALE_DOWN:
-            return round_bound_sec(times)
+            return times.round_bound_sec
         case StrategyKind.FAST_RECOVERY:
-            return round_bound_sec(times) + state.config.fast_recovery_stability_sec
+            return times.round_bound_sec + state.config.fast_recovery_stability_sec
         case StrategyKind.TOKEN_REINFERENCE:
             return state.config.token_reinference_deadline_sec + times.verify_deadline_sec
         case _:

@@ -15,7 +15,7 @@ from dp_supervisor.options import Options, checked
 
 _DESCRIPTION: Final = """\
 Starts one server per local data-parallel rank, keeps the Pod alive through in-place recovery, and stops everything when
-it has to. COMMAND is how one server is started: `vllm serve MODEL …`, or `python -m simulator …`.
+it has to. COMMAND is how one server is started: `vllm serve MODEL …`, or `python -m lab.simulator …`.
 """
 
 _EPILOG: Final = """\

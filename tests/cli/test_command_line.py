@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.single import words_after
-from stack.ports import PortLease
+from lab.stack.ports import PortLease
 
 AUTOTOMY = Path(sys.executable).parent / "autotomy"
 

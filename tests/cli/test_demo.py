@@ -12,9 +12,9 @@ from rich.console import Console
 
 from cli.demo import show_report
 from cli.demo_view import LiveView, PlainView
-from drills.events import DrillEvent, DrillEventKind, in_words
-from drills.outcome import Check, DrillReport
-from stack.record import StackAddresses
+from lab.drills.outcome import Check, DrillReport
+from lab.drills.record.events import DrillEvent, DrillEventKind, in_words
+from lab.stack.record import StackAddresses
 
 AUTOTOMY = Path(sys.executable).parent / "autotomy"
 STORY = (

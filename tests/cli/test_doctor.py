@@ -6,8 +6,8 @@ import pytest
 
 from cli import doctor
 from cli.doctor import Verdict, controller_address, temporal_address
+from lab.stack.record import StackAddresses
 from service.settings import load_settings
-from stack.record import StackAddresses
 from tests.listening import free_port
 
 LOCAL = StackAddresses(

@@ -7,7 +7,7 @@ from cli.status import instance_lines
 from domain.decision import Action
 from domain.plan import PLANNED_REQUEST_ID, plan
 from domain.runtime import Waiting
-from stack.record import StackAddresses
+from lab.stack.record import StackAddresses
 from tests.domain.instance_factories import T0, config, serving_state
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stack.client import Stack
-from stack.processes import carriers
-from stack.run_dir import RunDir
-from stack.spec import StackSpec
+from lab.stack.client import Stack
+from lab.stack.processes import carriers
+from lab.stack.run_dir import RunDir
+from lab.stack.spec import StackSpec
 
 AUTOTOMY = Path(sys.executable).parent / "autotomy"
 SMALL = ("--dp-size", "2", "--node-managers", "1")

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from domain.errors import Refused
-from drills.pod_restart import PodVictim, find_pod_cell
-from drills.registry import find
-from drills.restart import find_cell, find_unknown
-from drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
+from lab.drills.registry import find
+from lab.drills.scenarios.pod_restart import PodVictim, find_pod_cell
+from lab.drills.scenarios.restart import find_cell, find_unknown
+from lab.drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
 
 ROOT = Path(__file__).parents[2]
 CASES = 29

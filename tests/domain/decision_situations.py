@@ -19,8 +19,8 @@ from domain.evidence import Evidence, RankEvidence
 from domain.hardware import FaultLevel, HardwareEvidence, HardwareFault
 from domain.situation import Case
 from domain.topology import Role, Topology
-from tests.domain import decision_oracle as oracle
-from tests.domain.decision_oracle import DEAD, HEALTHY, UNHEALTHY, UNREPORTED, Act, Hardware, RankSays, Strategy, Switches
+from lab.oracle import decision as oracle
+from lab.oracle.decision import DEAD, HEALTHY, UNHEALTHY, UNREPORTED, Act, Hardware, RankSays, Strategy, Switches
 from tests.domain.instance_factories import T0, report, topology
 
 RANKS = (0, 1, 2, 3)

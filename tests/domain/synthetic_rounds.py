@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from domain.config import DpScaleDownConfig
 from domain.engine import EngineStatus, Instruction
-from domain.invariants import round_bound_sec
-from domain.observations import (
+from lab.oracle.observations import (
     ApplySeen,
     CommitSeen,
     EngineIdSeen,
@@ -108,5 +107,5 @@ def _round(number: int, original: frozenset[int], gone: frozenset[int], lost: fr
     happened += [_view(t + 7, coordinator, ViewChange.ADD, 2 * number + 1, frozenset(survivors)) for coordinator in COORDINATORS]
     happened += [RouteSeen(at=t + 8, rank=rank, answered_by=rank) for rank in survivors]
     happened += [_phase(t + 8, "SCALED_DOWN_RUNNING", removed, serves=True)]
-    bound_sec = round_bound_sec(DpScaleDownConfig())
+    bound_sec = DpScaleDownConfig().round_bound_sec
     return [*happened, RoundSeen(at=t + 2, request_id=name, ended_at=t + 7, bound_sec=bound_sec)]

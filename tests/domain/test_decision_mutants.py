@@ -18,7 +18,7 @@ import pytest
 from domain import decision
 from domain.decision import RULES, Rule
 from domain.situation import Case
-from tests.domain import decision_oracle as oracle
+from lab.oracle import decision as oracle
 from tests.domain.decision_situations import A_NODE_IS_GONE, SOFTWARE, WITH_HARDWARE, answer_of_decide, answer_of_oracle, sampled
 
 SWAPS_WITHOUT_EFFECT: dict[tuple[str, str], str] = {

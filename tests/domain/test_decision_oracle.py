@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.domain import decision_oracle as oracle
+from lab.oracle import decision as oracle
 from tests.domain.decision_situations import (
     A_NODE_IS_GONE,
     HARDWARE,

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from stack.ports import PortLease
-from stack.processes import RUN_ID_VARIABLE, carriers, sweep
+from lab.stack.ports import PortLease
+from lab.stack.processes import RUN_ID_VARIABLE, carriers, sweep
 from tests.eventually import eventually
 
 SWEEP_SEC = 0.1
@@ -36,7 +36,7 @@ class Pod:
         own = ["-dp", str(ranks), "-dpl", str(ranks), "--port", str(self.port), "--log-dir", str(folder / "servers")]
         own += ["--data-parallel-supervisor-port", str(self.supervisor_port), "--host", "127.0.0.1"]
         own += ["--dp-supervisor-probe-interval-s", str(SWEEP_SEC), "--dp-supervisor-probe-timeout-s", "2"]
-        server = [sys.executable, "-m", "simulator", "--dp-master-port", str(self.store_port), "--log-dir", str(folder)]
+        server = [sys.executable, "-m", "lab.simulator", "--dp-master-port", str(self.store_port), "--log-dir", str(folder)]
         server += ["--detection-sec", str(DETECTION_SEC), "--recovery-sec", "0.1", "--step-ms", "20"]
         self.command = [sys.executable, "-m", "dp_supervisor", *own, *rules, "--", *server, *engine]
 

@@ -44,7 +44,7 @@ class Installation:
         self.master_port = free_port()
 
     def config(self, name: str) -> Path:
-        simulator = [sys.executable, "-m", "simulator", "--host", "{ip}", "--port", "{port}", "--log-dir", "{log_dir}"]
+        simulator = [sys.executable, "-m", "lab.simulator", "--host", "{ip}", "--port", "{port}", "--log-dir", "{log_dir}"]
         simulator += ["--data-parallel-size", "{dp_size}", "--data-parallel-rank", "{rank}", "--step-ms", "10"]
         simulator += ["--data-parallel-address", "{master_ip}", "--data-parallel-rpc-port", "{master_port}"]
         simulator += ["--detection-sec", "2", "--recovery-sec", "0.1", "--store-timeout-sec", "30"]

@@ -11,7 +11,7 @@ from functools import partial
 
 from domain.errors import Refused, Transient
 from domain.messages.round import PeerRefusal, ViewResult
-from domain.observations import OutageSeen, RouteSeen, ViewChange, ViewSeen
+from lab.oracle.observations import OutageSeen, RouteSeen, ViewChange, ViewSeen
 from tests.simulation.clock import now
 from tests.simulation.network import ConnectionRefused, Wire, until
 from tests.simulation.record import Record

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from domain.engine import EngineStatus, Instruction
-from domain.observations import ApplySeen, RecoveredSeen
+from lab.oracle.observations import ApplySeen, RecoveredSeen
 from tests.simulation.clock import now
 from tests.simulation.record import Record
 

@@ -10,9 +10,9 @@ never judged either: `not_judged` names those. Three invariants are judged elsew
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from domain.invariants import Invariant, check_all, violations
 from domain.messages.round import RoundOutcome, RoundReason
-from domain.observations import (
+from lab.oracle.invariants import Invariant, check_all, violations
+from lab.oracle.observations import (
     ApplySeen,
     CommitSeen,
     EngineIdSeen,

@@ -11,8 +11,8 @@ from random import Random
 from domain.engine import EngineStatus, EntrySource, ProcessState, RankEntry
 from domain.errors import OutcomeUnknown, Refused
 from domain.messages.node_manager import NodeManagerReason
-from domain.observations import CommitSeen, EngineIdSeen, GenerationSeen, GuardGone, GuardSeen, OutageSeen, VerdictSeen
 from domain.topology import NodeManagerAddress
+from lab.oracle.observations import CommitSeen, EngineIdSeen, GenerationSeen, GuardGone, GuardSeen, OutageSeen, VerdictSeen
 from tests.simulation.clock import now
 from tests.simulation.engines import Group
 from tests.simulation.record import Record

@@ -32,9 +32,9 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.observations import CommitSeen, PhaseSeen, StatusSeen
 from domain.topology import NodeManagerAddress
 from domain.watch import LookVerdict, Question, Sight
+from lab.oracle.observations import CommitSeen, PhaseSeen, StatusSeen
 from tests.simulation.clock import now
 from tests.simulation.coordinators import Pusher
 from tests.simulation.network import Wire, until

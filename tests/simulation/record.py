@@ -1,6 +1,6 @@
 """What the world writes down: observations for the invariants, and a timeline for people."""
 
-from domain.observations import Event, Observation
+from lab.oracle.observations import Event, Observation
 from tests.simulation.clock import EPOCH_SEC, now
 
 

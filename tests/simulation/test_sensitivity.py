@@ -8,7 +8,6 @@ import pytest
 
 from domain.engine import EntrySource
 from domain.errors import Refused
-from domain.invariants import Invariant
 from domain.messages.round import (
     ApplyCall,
     ApplyResult,
@@ -21,8 +20,9 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.observations import ApplySeen, ViewChange, ViewSeen
 from domain.watch import ApplyReadyWatch, LookVerdict, Observation, Question, RecoveredWatch, Sight
+from lab.oracle.invariants import Invariant
+from lab.oracle.observations import ApplySeen, ViewChange, ViewSeen
 from tests.simulation.clock import now
 from tests.simulation.coordinators import FakeCoordinator
 from tests.simulation.judge import NEEDS, judge, not_judged, seen_kinds

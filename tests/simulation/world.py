@@ -11,13 +11,12 @@ from random import Random
 
 from domain.engine import EngineStatus, FtCapability
 from domain.errors import AutotomyError
-from domain.invariants import round_bound_sec
 from domain.messages.round import FinalizeCall, RoundOrder, RoundOutcome, RoundReport
-from domain.observations import Observed, PhaseSeen, RoundSeen, SourceKind, SourceRead
 from domain.round import RoundPorts, run_round
 from domain.runtime import FtPhase, can_serve, resting_phase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
 from domain.watch import Question
+from lab.oracle.observations import Observed, PhaseSeen, RoundSeen, SourceKind, SourceRead
 from tests.simulation.clock import now, run_virtually
 from tests.simulation.coordinators import FakeCoordinator, Pusher
 from tests.simulation.engines import Group
@@ -160,7 +159,9 @@ class World:
                 at=began,
                 request_id=order.request_id,
                 ended_at=now(),
-                bound_sec=round_bound_sec(self.config, self.ports.outages_sec - outages)
+                bound_sec=self.config.round_bound_sec
+                + self.ports.outages_sec
+                - outages
                 + self._last_tries_sec(self.ports.worker_deaths - deaths),
             )
         )

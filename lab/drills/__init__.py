@@ -1,0 +1,1 @@
+"""Acceptance scenarios as code: inject, observe, judge, write the evidence bundle (`autotomy drill --list`)."""

@@ -1,0 +1,1 @@
+"""What happens to an installation, one module a kind: scripts that inject and wait, and what they expect."""

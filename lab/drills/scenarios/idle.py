@@ -1,0 +1,52 @@
+"""Evidence that stays incomplete: nobody may guess who is dead, or who is not (acceptance A, soft-idle, all-unhealthy-wait)."""
+
+from typing import Final
+
+from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
+from lab.drills.scenarios.injections import misbehave
+from lab.drills.scene import Scene
+
+COLLECTION_SEC: Final = 6.0
+
+
+async def soft_idle(scene: Scene) -> None:
+    scene.kill_workers(1)
+    await scene.until_rebuilt()
+
+
+async def soft_idle_wake(scene: Scene) -> None:
+    scene.kill_workers(1)
+    await scene.until_shrunk([1])
+
+
+async def all_unhealthy_wait(scene: Scene) -> None:
+    """The engines say that all of them are unhealthy; every process runs."""
+    await misbehave(scene, "status=unhealthy", *scene.stack.spec.ranks, begins_episode=True)
+    await scene.until_rebuilt()
+
+
+DRILLS: Final = (
+    Drill(
+        name="soft-idle",
+        summary="Rank 1 dies without traffic, so nobody notices: no round, no command; after the collection time a rebuild.",
+        spec=local_spec("soft-idle", software_collection_timeout_sec=COLLECTION_SEC),
+        act=soft_idle,
+        expected=Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=COLLECTION_SEC),
+        traffic=False,
+    ),
+    Drill(
+        name="soft-idle-wake",
+        summary="The same with wake_idle_survivors: one completion to each survivor makes it notice, and the group shrinks.",
+        spec=local_spec("soft-idle-wake", wake_idle_survivors=True),
+        act=soft_idle_wake,
+        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=PODS),
+        traffic=False,
+    ),
+    Drill(
+        name="all-unhealthy-wait",
+        summary="All ranks unhealthy, none dead, retry is off: no guess, no command; after the collection time a rebuild.",
+        spec=local_spec("all-unhealthy-wait", software_collection_timeout_sec=COLLECTION_SEC),
+        act=all_unhealthy_wait,
+        expected=Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=COLLECTION_SEC),
+    ),
+)
