@@ -10,6 +10,7 @@ from api.explain import explained
 from api.gateway import UpdateRefused, WorkflowUnknown, stamp
 from api.state import Api, unknown
 from api.status import assembling_record
+from domain.instance.plan import Plan, PlanRequest
 from domain.messages.controller import InstanceDeclaration, TerminateRequest
 from domain.messages.fault_manager import (
     FAULT_MANAGER_WORKFLOW,
@@ -37,7 +38,6 @@ from domain.messages.instance_registry import (
     RemoveCall,
 )
 from domain.model import Strict
-from domain.plan import Plan, PlanRequest
 from domain.topology import Topology
 from service.http import HttpError, HttpReason, invalid, success
 from service.registry_memory import from_fault_managers, registry_start_after

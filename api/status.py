@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from api.gateway import WorkflowUnknown, stamp
 from api.state import Api
 from domain.config import FaultToleranceConfig
-from domain.instance import InstanceState, iso
+from domain.instance.state import InstanceState, iso
 from domain.registration import Assembly
 from domain.runtime import FtPhase, RuntimeRecord, Waiting
 from domain.topology import Topology

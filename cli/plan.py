@@ -13,8 +13,8 @@ from rich.table import Table
 
 from cli.controller import call
 from cli.screen import print_json, results
-from domain.decision import Action
-from domain.plan import PLANNED_REQUEST_ID
+from domain.instance.decision import Action
+from domain.instance.plan import PLANNED_REQUEST_ID
 
 
 def run_plan(instance: int, dead: str, url: str | None, *, as_json: bool) -> None:

@@ -63,7 +63,7 @@ def resting_phase(dead_committed: tuple[int, ...]) -> FtPhase:
 
 
 class GateRecord(Strict):
-    """The last answer of the static gate (domain/gate.py)."""
+    """The last answer of the static gate (domain/round/gate.py)."""
 
     allowed: bool
     reason_codes: tuple[str, ...] = ()

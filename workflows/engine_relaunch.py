@@ -1,7 +1,7 @@
 """`EngineRelaunch`: new engines for the ranks that were not removed, as a durable workflow (design §3, original strategies).
 
-The logic is `domain.rebuild.run_relaunch`: like a rebuild, but the NodeManagers stay, and what was removed stays removed.
-A failed relaunch is Failed in the Web UI: the instance is about to be rebuilt. The FaultManager hears of either end by
+The logic is `domain.rebuild.new_engines.run_relaunch`: like a rebuild, but the NodeManagers stay, and what was removed
+stays removed. A failed relaunch is Failed in the Web UI: the instance is about to be rebuilt. The FaultManager hears of either end by
 signal first.
 """
 
@@ -13,7 +13,7 @@ from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import RelaunchOrder, RelaunchReport, StrategyKind
-    from domain.rebuild import run_relaunch
+    from domain.rebuild.new_engines import run_relaunch
     from domain.runtime import FtPhase
 
 

@@ -1,6 +1,6 @@
 """`FastRecovery`: every active rank retries in place, as a durable workflow (design §3, rule 6).
 
-The logic is `domain.fast_recovery.run_fast_recovery`; here it runs in a task of its own, with activities as its ports, as
+The logic is `domain.round.fast_recovery.run_fast_recovery`; here it runs in a task of its own, with activities as its ports, as
 a round does in `ScaleDownRound`, and it is stopped in the same two ways: before its commit point, and aborts, or not at
 all. In the Web UI a fast recovery that failed is **Failed** (red): the instance is about to be rebuilt. Succeeded,
 abandoned and cancelled ones are Completed. The FaultManager hears of every end by signal first.
@@ -13,9 +13,9 @@ from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
 from workflows.transaction_page import FastRecoveryStatus, page
 
 with workflow.unsafe.imports_passed_through():
-    from domain.fast_recovery import run_fast_recovery
     from domain.messages.round import RoundOutcome, StepReport
     from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, StrategyKind
+    from domain.round.fast_recovery import run_fast_recovery
 
 
 class _TalkingPorts(ActivityPorts):

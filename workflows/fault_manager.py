@@ -1,7 +1,7 @@
 """FaultManager: one per instance, as long as the instance lives (design §3). Evidence in, decisions, one strategy at a time.
 
-All it knows is one frozen state (`domain.instance`). Signals and updates change that state and never await; one loop
-judges it (`domain.decision.decide`) and acts. Whatever has to be asked or told is an errand beside the loop, so nothing
+All it knows is one frozen state (`domain.instance.state`). Signals and updates change that state and never await; one loop
+judges it (`domain.instance.decision.decide`) and acts. Whatever has to be asked or told is an errand beside the loop, so nothing
 that hangs outside can keep a decision waiting.
 
 A strategy is an abandoned child. Its handle is never awaited: it tells its progress, commit and end by itself, so this
@@ -27,10 +27,13 @@ from workflows.fault_manager_signals import take_signal
 from workflows.strategy_run import start_attributes
 
 with workflow.unsafe.imports_passed_through():
-    from domain.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish
-    from domain.decision import Action, Decision, DecisionReason, decide
-    from domain.instance import InstanceState, Life, RunningStrategy
-    from domain.learning import assembled
+    from domain.instance.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish
+    from domain.instance.decision import Action, Decision, DecisionReason, decide
+    from domain.instance.learning import assembled
+    from domain.instance.plan import Plan, PlanRequest, plan
+    from domain.instance.state import InstanceState, Life, RunningStrategy
+    from domain.instance.strategy_life import QUIET_LIMIT_SEC, took_commit
+    from domain.instance.strategy_start import STARTING, execution_bound_sec, start
     from domain.messages.event_pusher import EVENT_PUSHER_ID, FORGET_SIGNAL, ForgetInstance
     from domain.messages.fault_manager import (
         FAULT_MANAGER_WORKFLOW,
@@ -44,10 +47,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.messages.round import CommitRecord
     from domain.messages.strategy import STOP_SIGNAL, StrategyKind
-    from domain.plan import Plan, PlanRequest, plan
     from domain.runtime import FtPhase, RuntimeRecord
-    from domain.strategy_life import QUIET_LIMIT_SEC, took_commit
-    from domain.strategy_start import STARTING, execution_bound_sec, start
 
 CALM_AT_EVENTS: Final = 400
 CALM_AT_BYTES: Final = 1_048_576
@@ -69,7 +69,7 @@ _STRATEGY_WORKFLOWS: Final = {
     StrategyKind.ENGINE_RELAUNCH: "EngineRelaunch",
     StrategyKind.INSTANCE_RECONFIGURATION: "InstanceReconfiguration",
 }
-"""The one table from a kind to its workflow; `domain.strategy_start` makes the orders."""
+"""The one table from a kind to its workflow; `domain.instance.strategy_start` makes the orders."""
 
 
 @workflow.defn(name=FAULT_MANAGER_WORKFLOW)
@@ -171,7 +171,7 @@ class FaultManager:
 
     @workflow.query(name=PLAN_QUERY)
     def dry_run(self, request: PlanRequest) -> Plan:
-        """What would happen if these ranks died now (`domain.plan`). Fails for ranks that the instance does not have."""
+        """What would happen if these ranks died now (`domain.instance.plan`). Fails for ranks that the instance does not have."""
         return plan(self._state, request.dead, now())
 
     # The loop.

@@ -16,10 +16,12 @@ from workflows.fault_manager_memory import Memory, now
 with workflow.unsafe.imports_passed_through():
     from pydantic import BaseModel
 
-    from domain.decision import Action
-    from domain.evidence import from_look
-    from domain.instance import InstanceState, Life
-    from domain.learning import after_journals, assembled, seeded
+    from domain.instance.decision import Action
+    from domain.instance.evidence import from_look
+    from domain.instance.learning import after_journals, assembled, seeded
+    from domain.instance.state import InstanceState, Life
+    from domain.instance.strategy_life import QUIET_LIMIT_SEC, after_loss, is_newer, took_end
+    from domain.instance.strategy_start import attach
     from domain.messages.fault_manager import (
         FaultManagerActivity,
         FreshLookCall,
@@ -46,8 +48,6 @@ with workflow.unsafe.imports_passed_through():
     from domain.messages.round import FinalizeCall, FinalizeResult, ViewCall, ViewResult
     from domain.messages.strategy import StrategyKind
     from domain.runtime import SERVING_PHASES
-    from domain.strategy_life import QUIET_LIMIT_SEC, after_loss, is_newer, took_end
-    from domain.strategy_start import attach
     from domain.topology import Topology
     from domain.watch import Question
 

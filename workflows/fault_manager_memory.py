@@ -1,15 +1,15 @@
 """What a running FaultManager holds in hand: its state, the last decision, and whether something has changed since.
 
-The state is frozen (`domain.instance`); it is replaced here and nowhere else, so that every change also wakes the loop.
+The state is frozen (`domain.instance.state`); it is replaced here and nowhere else, so that every change also wakes the loop.
 """
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.decision import Decision
-    from domain.instance import InstanceState
+    from domain.instance.decision import Decision
+    from domain.instance.situation import Case
+    from domain.instance.state import InstanceState
     from domain.messages.fault_manager import FaultManagerStart
-    from domain.situation import Case
 
 
 def now() -> float:

@@ -14,9 +14,10 @@ from temporalio.converter import PayloadConverter
 
 from domain.config import FaultToleranceConfig, whole
 from domain.engine import EngineStatus
-from domain.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
 from domain.hardware import HardwareEvidence, fault_key, observed_fault
-from domain.instance import InstanceState, Life
+from domain.instance.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
+from domain.instance.state import InstanceState, Life
+from domain.instance.strategy_life import took_end, took_progress
 from domain.messages.controller import MotorStatus, SoftwareFaultReport
 from domain.messages.fault_manager import (
     CLEAR_HARDWARE_SIGNAL,
@@ -35,7 +36,6 @@ from domain.messages.fault_manager import (
 from domain.messages.node_manager import PodReport
 from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport
 from domain.messages.strategy import StrategyEnd, StrategyProgress
-from domain.strategy_life import took_end, took_progress
 from domain.topology import NodeManagerAddress
 
 ENDING_LIMIT_SEC: Final = 180.0

@@ -1,7 +1,7 @@
 """`InstanceReconfiguration`: the whole instance anew, with every rank of its topology, as a durable workflow (design §3).
 
-The logic is `domain.rebuild.run_reconfiguration`, with activities as its ports. A failed rebuild is Failed in the Web UI, a
-finished one Completed; the FaultManager hears of either by signal first.
+The logic is `domain.rebuild.new_engines.run_reconfiguration`, with activities as its ports. A failed rebuild is Failed in
+the Web UI, a finished one Completed; the FaultManager hears of either by signal first.
 """
 
 from temporalio import workflow
@@ -12,7 +12,7 @@ from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, StrategyKind
-    from domain.rebuild import run_reconfiguration
+    from domain.rebuild.new_engines import run_reconfiguration
     from domain.runtime import FtPhase
 
 

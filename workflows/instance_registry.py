@@ -23,7 +23,7 @@ from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlread
 
 with workflow.unsafe.imports_passed_through():
     from domain.config import FaultToleranceConfig, whole
-    from domain.instance import REJECTED_SIGNALS_KEPT, iso
+    from domain.instance.state import REJECTED_SIGNALS_KEPT, iso
     from domain.messages.fault_manager import (
         CONFIG_SIGNAL,
         FAULT_MANAGER_WORKFLOW,

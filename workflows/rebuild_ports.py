@@ -1,6 +1,6 @@
 """The ports of a rebuild, a relaunch or a wait for self-healing: each call is one activity that can be read in the Web UI.
 
-The logic is in `domain.rebuild` and `domain.reinference`. A wish to stop ends the waits, and an ended wait gives an empty result.
+The logic is in `domain.rebuild`. A wish to stop ends the waits, and an ended wait gives an empty result.
 """
 
 from collections.abc import Iterable

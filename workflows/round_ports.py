@@ -1,7 +1,7 @@
 """The ports of a transaction, with Temporal behind them: each call is one activity, each wait can be read in the Web UI.
 
-The logic is `domain.round.run_round` and `domain.fast_recovery.run_fast_recovery`; what is here only translates. An
-activity without a result becomes an `AutotomyError`, which they know how to judge.
+The logic is `domain.round`'s `run_round` and `run_fast_recovery`; what is here only translates. An activity
+without a result becomes an `AutotomyError`, which they know how to judge.
 """
 
 import asyncio

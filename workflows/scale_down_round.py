@@ -1,6 +1,6 @@
 """`ScaleDownRound`: one scale-down transaction as a durable workflow (design §4).
 
-The logic is `domain.round.run_round`; here it runs in a task of its own, with activities as its ports, so that worker,
+The logic is `domain.round.scale_down.run_round`; here it runs in a task of its own, with activities as its ports, so that worker,
 API, server, NodeManagers and Coordinators may be killed at any moment and it goes on. Two ways to stop it, the workflow's
 cancellation and the signal `stop`, make a wish known and end a running look, nothing else: a stop comes before the commit
 point, and aborts, or not at all.
@@ -20,7 +20,7 @@ from workflows.transaction_page import RoundStatus, page
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOrder, RoundOutcome, RoundReport
     from domain.messages.strategy import StrategyKind
-    from domain.round import run_round
+    from domain.round.scale_down import run_round
 
 
 @workflow.defn(name="ScaleDownRound")

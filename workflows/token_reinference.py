@@ -1,6 +1,6 @@
 """`TokenReinference`: the wait for engines that heal by themselves, as a durable workflow (design §3, rule 3).
 
-The logic is `domain.reinference.run_reinference`; it touches nothing. A wait in vain is no failure of the workflow: the
+The logic is `domain.rebuild.reinference.run_reinference`; it touches nothing. A wait in vain is no failure of the workflow: the
 FaultManager decides again with what was seen. It is told apart by the search attribute `Outcome`.
 """
 
@@ -12,7 +12,7 @@ from workflows.strategy_shell import StrategyShell, StrategyWorkflow
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import ReinferenceOrder, ReinferenceReport, StrategyKind
-    from domain.reinference import run_reinference
+    from domain.rebuild.reinference import run_reinference
 
 
 class ReinferenceStatus(StrategyStatus):

@@ -60,7 +60,7 @@ STATUS_QUERY = "status"
 """To FaultManager → `RuntimeRecord`."""
 
 PLAN_QUERY = "plan"
-"""To FaultManager, one `domain.plan.PlanRequest` → `domain.plan.Plan`: a dry run."""
+"""To FaultManager, one `domain.instance.plan.PlanRequest` → `domain.instance.plan.Plan`: a dry run."""
 
 REPUBLISH_UPDATE = "republish"
 """To FaultManager, no input → `CommandReply`: the same view again under a new revision."""

@@ -1,7 +1,7 @@
 """What a round is ordered to do, what it asks of the world, and what it reports.
 
 `RoundOrder` is frozen by the FaultManager when it starts a round; `RoundReport` is the round's end. Between them stand
-the calls of `domain.round.RoundPorts`, one model in and one out: they travel as Temporal activity arguments, and the
+the calls of `domain.round.scale_down.RoundPorts`, one model in and one out: they travel as Temporal activity arguments, and the
 simulation and the bare loop use the very same.
 
 All `…_at` fields are seconds since the epoch, UTC, by the caller's clock (`workflow.now()` in a workflow).

@@ -119,7 +119,7 @@ class FastRecoveryReport(TransactionReport):
     """The end of a fast recovery. FAILED → reconfiguration, never a scale-down (I9).
 
     ABANDONED: before anything was withdrawn or sent, a rank turned out dead; `looked` is the evidence to decide with anew.
-    `recovered`: the ranks that serve again. `gate`: the codes of `domain.gate.retry_gate`.
+    `recovered`: the ranks that serve again. `gate`: the codes of `domain.round.gate.retry_gate`.
     """
 
     recovered: tuple[Rank, ...] = ()

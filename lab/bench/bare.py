@@ -44,7 +44,7 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.round import run_round
+from domain.round.scale_down import run_round
 from domain.runtime import FtPhase
 from domain.topology import Topology
 from service.one_exchange import one_exchange_client
@@ -58,7 +58,7 @@ _LOOK_SEC: Final = 0.1
 
 
 class BarePorts:
-    """`domain.round.RoundPorts` over HTTP, in this process."""
+    """`domain.round.scale_down.RoundPorts` over HTTP, in this process."""
 
     def __init__(self, http: httpx.AsyncClient, coordinators: Coordinators) -> None:
         self._http = http

@@ -1,6 +1,6 @@
 """A second opinion on the FaultManager's decisions: design §3 read aloud, slowly, rule by rule.
 
-It shares nothing with `domain/decision.py`, not even a type, and was written before that file was read: the two meet in
+It shares nothing with `domain/instance/decision.py`, not even a type, and was written before that file was read: the two meet in
 `test_decision_oracle.py`, which enumerates situations and compares. Each rule stands under the words that it comes
 from. Where the words leave a choice, the choice and its reason follow after "Reading:".
 

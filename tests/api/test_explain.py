@@ -3,12 +3,12 @@
 import pytest
 
 from api.explain import explained
-from domain.decision import Action, Decision, DecisionReason, decide
-from domain.instance import InstanceState
+from domain.instance.decision import Action, Decision, DecisionReason, decide
+from domain.instance.state import InstanceState
+from domain.instance.strategy_life import took_end
+from domain.instance.strategy_start import start_rebuild
 from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind
 from domain.runtime import RuntimeRecord, undecided_deaths
-from domain.strategy_life import took_end
-from domain.strategy_start import start_rebuild
 from tests.domain.instance_factories import T0, D, serving_state, with_statuses
 from workflows.fault_manager_page import page
 

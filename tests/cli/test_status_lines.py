@@ -4,8 +4,8 @@ import pytest
 
 from cli import plan as plan_command
 from cli.status import instance_lines
-from domain.decision import Action
-from domain.plan import PLANNED_REQUEST_ID, plan
+from domain.instance.decision import Action
+from domain.instance.plan import PLANNED_REQUEST_ID, plan
 from domain.runtime import Waiting
 from lab.stack.record import StackAddresses
 from tests.domain.instance_factories import T0, config, serving_state

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from domain.gate import GateCode, RetryGateCode
+from domain.instance.situation import DecisionReason
 from domain.messages.round import RoundReason
 from domain.messages.strategy import ReconfigurationReason, ReinferenceReason
-from domain.situation import DecisionReason
+from domain.round.gate import GateCode, RetryGateCode
 from domain.watch import LookReason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reasons.md").read_text(encoding="utf-8")

@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from domain.config import FaultToleranceConfig
-from domain.decision import Action, Decision, DecisionReason, Situation, decide
 from domain.engine import EngineStatus, EntrySource
-from domain.evidence import Evidence, RankEvidence
 from domain.hardware import FaultLevel, HardwareEvidence, HardwareFault
-from domain.situation import Case
+from domain.instance.decision import Action, Decision, DecisionReason, Situation, decide
+from domain.instance.evidence import Evidence, RankEvidence
+from domain.instance.situation import Case
 from domain.topology import Role, Topology
 from lab.oracle import decision as oracle
 from lab.oracle.decision import DEAD, HEALTHY, UNHEALTHY, UNREPORTED, Act, Hardware, RankSays, Strategy, Switches

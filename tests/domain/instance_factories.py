@@ -5,8 +5,8 @@ from typing import Any
 
 from domain.config import FaultToleranceConfig
 from domain.engine import EngineStatus, EntrySource, FtCapability, RankEntry
-from domain.evidence import Evidence, Report
-from domain.instance import InstanceState, Life, ServingView
+from domain.instance.evidence import Evidence, Report
+from domain.instance.state import InstanceState, Life, ServingView
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 

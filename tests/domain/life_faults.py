@@ -5,12 +5,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from domain.decision import DecisionReason
 from domain.engine import EntrySource
 from domain.hardware import observed_fault
-from domain.instance import InstanceState
-from domain.instance import Life as PartOfLife
-from domain.learning import after_journals, assembled
+from domain.instance.decision import DecisionReason
+from domain.instance.learning import after_journals, assembled
+from domain.instance.state import InstanceState
+from domain.instance.state import Life as PartOfLife
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.strategy import StrategyKind
 from domain.runtime import SERVING_PHASES

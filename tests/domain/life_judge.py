@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from domain.config import FaultToleranceConfig
-from domain.decision import DecisionReason
 from domain.engine import EngineStatus, EntrySource, RankEntry
-from domain.evidence import Report
-from domain.instance import InstanceState
+from domain.instance.decision import DecisionReason
+from domain.instance.evidence import Report
+from domain.instance.state import InstanceState
+from domain.instance.strategy_start import Order
 from domain.runtime import SERVING_PHASES, FtPhase
-from domain.strategy_start import Order
 from tests.domain.instance_factories import T0, D, U, config
 
 ALL_RANKS = (0, 1, 2, 3)

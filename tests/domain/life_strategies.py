@@ -6,12 +6,15 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from domain.decision import Action, Decision, DecisionReason, decide
 from domain.engine import EngineStatus, RankEntry
 from domain.hardware import RECOVERY_LEVELS
-from domain.instance import InstanceState
-from domain.instance import Life as PartOfLife
-from domain.learning import after_journals, seeded
+from domain.instance.decision import Action, Decision, DecisionReason, decide
+from domain.instance.learning import after_journals, seeded
+from domain.instance.situation import Case
+from domain.instance.state import InstanceState
+from domain.instance.state import Life as PartOfLife
+from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
+from domain.instance.strategy_start import STARTING, Order, attach, start
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.messages.strategy import (
@@ -30,9 +33,6 @@ from domain.messages.strategy import (
     StrategyProgress,
 )
 from domain.runtime import SERVING_PHASES, FtPhase, may_follow
-from domain.situation import Case
-from domain.strategy_life import after_loss, took_commit, took_end, took_progress
-from domain.strategy_start import STARTING, Order, attach, start
 from tests.domain.instance_factories import D, H
 from tests.domain.life_judge import A_COMPLETE_GROUP_IS_REBUILT, AFTER_A_FAILURE, ALL_RANKS, Life, rarely
 

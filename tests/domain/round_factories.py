@@ -32,7 +32,7 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.round import run_round
+from domain.round.scale_down import run_round
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
 from domain.watch import LookVerdict, Question, RecoveredWatch, Sight

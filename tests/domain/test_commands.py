@@ -1,11 +1,11 @@
 """What a person may command, and why not."""
 
-from domain.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish
-from domain.decision import Action, Decision, DecisionReason
-from domain.instance import Life
+from domain.instance.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish
+from domain.instance.decision import Action, Decision, DecisionReason
+from domain.instance.state import Life
+from domain.instance.strategy_start import start_rebuild, start_round
 from domain.messages.fault_manager import CommandOutcome, CommandReply, ReconfigureCall
 from domain.runtime import FtPhase
-from domain.strategy_start import start_rebuild, start_round
 from tests.domain.instance_factories import T0, serving_state
 
 SHED = Decision(action=Action.SCALE_DOWN, reason=DecisionReason.COMPLETE, ranks=(1,))

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.decision import ABANDONED_ROUNDS_ALLOWED, FIRST_BACK_OFF_SEC, Action, Decision, DecisionReason, Situation, decide
 from domain.engine import EngineStatus, EntrySource
-from domain.evidence import Evidence
+from domain.instance.decision import (
+    ABANDONED_ROUNDS_ALLOWED,
+    FIRST_BACK_OFF_SEC,
+    Action,
+    Decision,
+    DecisionReason,
+    Situation,
+    decide,
+)
+from domain.instance.evidence import Evidence
 from domain.topology import NodeManagerAddress
 from tests.domain.instance_factories import T0, D, H, U, config, ready, report, told, topology, with_statuses
 

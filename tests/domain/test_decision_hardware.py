@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from domain.decision import RULES, Action, Decision, DecisionReason, Rule, Situation, decide
 from domain.engine import EngineStatus
-from domain.evidence import Evidence
 from domain.hardware import HardwareEvidence, observed_fault
-from domain.situation import Case
+from domain.instance.decision import RULES, Action, Decision, DecisionReason, Rule, Situation, decide
+from domain.instance.evidence import Evidence
+from domain.instance.situation import Case
 from domain.topology import NodeManagerAddress, Role
 from tests.domain.instance_factories import T0, D, H, U, config, on_nodes, ready, report, with_statuses
 

@@ -15,9 +15,9 @@ from types import CodeType, FunctionType
 
 import pytest
 
-from domain import decision
-from domain.decision import RULES, Rule
-from domain.situation import Case
+from domain.instance import decision
+from domain.instance.decision import RULES, Rule
+from domain.instance.situation import Case
 from lab.oracle import decision as oracle
 from tests.domain.decision_situations import A_NODE_IS_GONE, SOFTWARE, WITH_HARDWARE, answer_of_decide, answer_of_oracle, sampled
 

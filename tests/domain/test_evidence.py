@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.engine import EngineStatus, EntrySource, RankEntry
-from domain.evidence import LONGEST_DELAY_SEC, Evidence, Merge, Report, arrival, from_look, from_motor, from_operator, from_pod
+from domain.instance.evidence import (
+    LONGEST_DELAY_SEC,
+    Evidence,
+    Merge,
+    Report,
+    arrival,
+    from_look,
+    from_motor,
+    from_operator,
+    from_pod,
+)
 from domain.messages.controller import AdditionalInfo, SoftwareFaultReport
 from domain.messages.node_manager import PodReport, RankReport
 from tests.domain.instance_factories import T0, D, H, U, report, told

@@ -6,8 +6,6 @@ import pytest
 
 from domain.engine import Dialect, FtCapability, Instruction
 from domain.errors import AutotomyError, OutcomeUnknown, Refused, Transient
-from domain.fast_recovery import run_fast_recovery
-from domain.gate import RetryGateCode
 from domain.messages.round import (
     ApplyResult,
     FinalizeResult,
@@ -18,6 +16,8 @@ from domain.messages.round import (
     ViewResult,
 )
 from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport
+from domain.round.fast_recovery import run_fast_recovery
+from domain.round.gate import RetryGateCode
 from domain.runtime import FtPhase
 from tests.domain.round_factories import (
     BEGAN_AT,

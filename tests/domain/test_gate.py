@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from domain.engine import FtCapability
-from domain.gate import GateCode, RetryGateCode, gate, retry_gate
+from domain.round.gate import GateCode, RetryGateCode, gate, retry_gate
 from tests.domain.instance_factories import config
 
 CAPABLE = FtCapability(enabled=True, scale_down_supported=True, external_lb=True, eplb_enabled=True, num_redundant_experts=1)

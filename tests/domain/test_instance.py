@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.decision import Action, Decision, DecisionReason, decide
 from domain.engine import RankEntry
-from domain.instance import REJECTED_SIGNALS_KEPT, InstanceState, Life
-from domain.learning import after_journals, assembled, seeded
+from domain.instance.decision import Action, Decision, DecisionReason, decide
+from domain.instance.learning import after_journals, assembled, seeded
+from domain.instance.state import REJECTED_SIGNALS_KEPT, InstanceState, Life
+from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
+from domain.instance.strategy_start import start_rebuild, start_round
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
 from domain.runtime import SERVING_PHASES, FtPhase
-from domain.strategy_life import after_loss, took_commit, took_end, took_progress
-from domain.strategy_start import start_rebuild, start_round
 from tests.domain.instance_factories import T0, D, H, U, config, report, serving_state, topology
 
 ROUND = StrategyKind.SCALE_DOWN

@@ -30,13 +30,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from domain import instance
-from domain.decision import Action, Decision, DecisionReason, decide
-from domain.instance import InstanceState
+from domain.instance import state as instance
+from domain.instance.decision import Action, Decision, DecisionReason, decide
+from domain.instance.state import InstanceState
+from domain.instance.strategy_life import took_commit, took_end, took_progress
+from domain.instance.strategy_start import start
 from domain.messages.round import RoundReason
 from domain.runtime import FtPhase
-from domain.strategy_life import took_commit, took_end, took_progress
-from domain.strategy_start import start
 from tests.domain import life_strategies
 from tests.domain.life_faults import Faults
 from tests.domain.life_strategies import Strategies

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from domain.decision import Action, Decision, DecisionReason, decide
 from domain.hardware import HardwareEvidence, fault_key, observed_fault
-from domain.instance import InstanceState
+from domain.instance.decision import Action, Decision, DecisionReason, decide
+from domain.instance.state import InstanceState
+from domain.instance.strategy_life import took_end
+from domain.instance.strategy_start import start_round
 from domain.messages.round import RoundOutcome
 from domain.messages.strategy import StrategyEnd, StrategyKind
 from domain.runtime import FtPhase
-from domain.strategy_life import took_end
-from domain.strategy_start import start_round
 from tests.domain.instance_factories import T0, D, U, config, on_nodes, report, serving_state
 from tests.domain.round_factories import ScriptedPorts, order, played
 

@@ -3,8 +3,8 @@
 import pytest
 
 from domain.config import FaultToleranceConfig
-from domain.decision import Action, DecisionReason
-from domain.plan import plan
+from domain.instance.decision import Action, DecisionReason
+from domain.instance.plan import plan
 from domain.runtime import FtPhase
 from tests.domain.instance_factories import T0, D, config, on_nodes, report, serving_state
 

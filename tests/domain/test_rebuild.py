@@ -17,7 +17,7 @@ from domain.messages.rebuild import (
 )
 from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
 from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, RelaunchOrder
-from domain.rebuild import run_reconfiguration, run_relaunch
+from domain.rebuild.new_engines import run_reconfiguration, run_relaunch
 from domain.runtime import FtPhase
 from tests.domain.round_factories import BEGAN_AT, fault_tolerance, healthy, incarnation, pod, refusal, topology
 

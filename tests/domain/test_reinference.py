@@ -9,7 +9,7 @@ from domain.errors import Transient
 from domain.messages.rebuild import EnginesReadyCall, EnginesReadyResult
 from domain.messages.round import StepReport, VerifyCall, VerifyResult
 from domain.messages.strategy import ReinferenceOrder, ReinferenceReason
-from domain.reinference import run_reinference
+from domain.rebuild.reinference import run_reinference
 from domain.runtime import FtPhase
 from tests.domain.round_factories import BEGAN_AT, exited, fault_tolerance, healthy, topology, unhealthy
 

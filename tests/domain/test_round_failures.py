@@ -4,7 +4,6 @@ import pytest
 
 from domain.engine import RankEntry
 from domain.errors import AutotomyError, OutcomeUnknown, Refused, Transient
-from domain.gate import GateCode
 from domain.messages.round import (
     ApplyResult,
     FinalizeResult,
@@ -14,6 +13,7 @@ from domain.messages.round import (
     VerifyResult,
     ViewResult,
 )
+from domain.round.gate import GateCode
 from domain.topology import Topology
 from tests.domain.round_factories import (
     BEGAN_AT,

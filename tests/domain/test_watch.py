@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.engine import EntrySource, ProcessState, RankEntry
-from domain.ledger import RoundLedger
+from domain.round.ledger import RoundLedger
 from domain.watch import (
     ApplyReadyWatch,
     Confirmation,

@@ -12,7 +12,7 @@ from random import Random
 from domain.engine import EngineStatus, FtCapability
 from domain.errors import AutotomyError
 from domain.messages.round import FinalizeCall, RoundOrder, RoundOutcome, RoundReport
-from domain.round import RoundPorts, run_round
+from domain.round.scale_down import RoundPorts, run_round
 from domain.runtime import FtPhase, can_serve, resting_phase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
 from domain.watch import Question

@@ -11,8 +11,8 @@ from typing import Final
 import httpx
 from pydantic import JsonValue
 
-from domain.gate import GateCode
 from domain.messages.round import RoundReason
+from domain.round.gate import GateCode
 from lab.drills.drill import Drill, Expectation, Outcome, local_spec
 from lab.drills.record.observer import NotSeen
 from lab.drills.scene import Scene

@@ -14,8 +14,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError, RPCStatusCode
 
-from domain.evidence import Evidence
-from domain.instance import InstanceState, Life, ServingView
+from domain.instance.evidence import Evidence
+from domain.instance.state import InstanceState, Life, ServingView
 from domain.messages.controller import MotorStatus
 from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL, TASK_QUEUE, FaultManagerStart, fault_manager_id
 from domain.messages.round import RoundReason

@@ -8,7 +8,7 @@ import pytest
 from activities.peer import Silence
 from domain.engine import EngineStatus
 from domain.messages.round import PeerRefusal, RoundOutcome, RoundReason, RoundReport
-from domain.transaction import listed
+from domain.round.transaction import listed
 from lab.drills.drill import Expectation, Outcome
 from lab.drills.judge.judge import checks_of, judge
 from lab.drills.record.engine_log import EngineLife, EngineLine

@@ -17,10 +17,11 @@ from typing import Final, Self
 from pydantic import Field
 
 from domain.config import FaultToleranceConfig
-from domain.decision import Action, Decision, DecisionReason, Situation
 from domain.engine import EngineStatus
-from domain.evidence import Evidence
 from domain.hardware import RECOVERY_LEVELS, FaultLevel, isolating
+from domain.instance.decision import Action, Decision, DecisionReason, Situation
+from domain.instance.evidence import Evidence
+from domain.instance.situation import ORDERED_BY_A_PERSON
 from domain.messages.strategy import StrategyEnd, StrategyKind
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
 from domain.runtime import (
@@ -36,7 +37,6 @@ from domain.runtime import (
     resting_phase,
 )
 from domain.serving import serving_ranks
-from domain.situation import ORDERED_BY_A_PERSON
 from domain.topology import NodeManagerAddress, Topology
 
 REJECTED_SIGNALS_KEPT: Final = 20

@@ -7,9 +7,10 @@ started with. An order is frozen: a running strategy keeps the topology, configu
 
 from typing import Final
 
-from domain.decision import Action, Decision, DecisionReason
 from domain.hardware import RECOVERY_LEVELS, FaultLevel
-from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, RunningStrategy, ServingView
+from domain.instance.decision import Action, Decision, DecisionReason
+from domain.instance.situation import ORDERED_BY_A_PERSON
+from domain.instance.state import REVISIONS_OF_A_STRATEGY, InstanceState, Life, RunningStrategy, ServingView
 from domain.messages.round import RoundOrder, TransactionOrder
 from domain.messages.strategy import (
     FastRecoveryOrder,
@@ -20,7 +21,6 @@ from domain.messages.strategy import (
     StrategyKind,
 )
 from domain.runtime import SERVING_PHASES, FtPhase
-from domain.situation import ORDERED_BY_A_PERSON
 
 _OUTAGE_SLACK_SEC = 3600.0
 """Outages of worker and server count into a workflow's execution time: the last bound is generous."""

@@ -1,6 +1,6 @@
 """One scale-down round, from the gate to the published view (RFC §5, design §4).
 
-A round is one transaction; the steps that it shares with a fast recovery are in `domain.transaction`. Its commit point is
+A round is one transaction; the steps that it shares with a fast recovery are in `domain.round.transaction`. Its commit point is
 the end of the verification: the survivors have recovered and have answered a request.
 
 `run_round` is plain asyncio over `RoundPorts`; three worlds drive it: the `ScaleDownRound` workflow (ports = activities),
@@ -11,11 +11,7 @@ which is looked at before each step that matters. So a stop comes before the com
 
 from typing import Protocol
 
-from domain import transaction
 from domain.errors import AutotomyError
-from domain.gate import gate
-from domain.instruction import scale_down_call
-from domain.ledger import RoundLedger, TransactionStopped
 from domain.messages.round import (
     CommitRecord,
     RoundOrder,
@@ -24,8 +20,12 @@ from domain.messages.round import (
     RoundReport,
     StopPodsCall,
 )
+from domain.round import transaction
+from domain.round.gate import gate
+from domain.round.instruction import scale_down_call
+from domain.round.ledger import RoundLedger, TransactionStopped
+from domain.round.transaction import TransactionPorts, unless_failing
 from domain.runtime import FtPhase
-from domain.transaction import TransactionPorts, unless_failing
 
 
 class RoundPorts(TransactionPorts, Protocol):

@@ -9,18 +9,18 @@ that is not dead already UNHEALTHY, because its group has halted.
 from collections.abc import Iterable
 
 from domain.config import DpScaleDownConfig
-from domain.decision import Action, Decision, DecisionReason, decide
 from domain.engine import EngineStatus, EntrySource
-from domain.evidence import Evidence, from_operator
-from domain.gate import gate
-from domain.instance import InstanceState, iso
-from domain.instruction import apply_request, scale_down_call
-from domain.ledger import RoundLedger
+from domain.instance.decision import Action, Decision, DecisionReason, decide
+from domain.instance.evidence import Evidence, from_operator
+from domain.instance.state import InstanceState, iso
+from domain.instance.strategy_start import start_round
 from domain.messages.node_manager import ApplyRequest
 from domain.messages.round import StepReport
 from domain.model import Generation, InstanceId, Port, Rank, Revision, Strict
+from domain.round.gate import gate
+from domain.round.instruction import apply_request, scale_down_call
+from domain.round.ledger import RoundLedger
 from domain.runtime import FtPhase, GateRecord
-from domain.strategy_start import start_round
 
 PLANNED_REQUEST_ID = "scale-down-" + 32 * "0"
 """Stands where a round would have its own id."""
@@ -33,7 +33,7 @@ class PlanRequest(Strict):
 
 
 class PlannedDecision(Strict):
-    """What the rules say, in the words of `domain.decision`. `until` is UTC, ISO 8601."""
+    """What the rules say, in the words of `domain.instance.decision`. `until` is UTC, ISO 8601."""
 
     action: Action
     reason: DecisionReason

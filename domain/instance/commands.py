@@ -3,7 +3,7 @@
 The FaultManager's update validators ask here, so that a refused command never enters history.
 """
 
-from domain.instance import InstanceState, Life
+from domain.instance.state import InstanceState, Life
 from domain.messages.fault_manager import CommandOutcome, CommandReply, ReconfigureCall
 from domain.messages.strategy import StrategyKind
 from domain.runtime import SERVING_PHASES

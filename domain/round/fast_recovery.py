@@ -6,7 +6,7 @@ build it anew with the same members. That is what released vLLM can do today, in
     guard all → all `unhealthy`? → DEL → one `retry` to each → all healthy → still so after a while → a completion on each
                                                                                   → verdict (nobody retired) → ADD
 
-It is a transaction like a scale-down round and shares its steps (`domain.transaction`), at most one apply per request id
+It is a transaction like a scale-down round and shares its steps (`domain.round.transaction`), at most one apply per request id
 included. Ranks that were removed earlier stay removed. If a rank turns out dead, or all are healthy, before anything was
 withdrawn, it is **abandoned** and the evidence decides anew; whatever fails later ends in a reconfiguration, never in a
 scale-down (I9): after a retry that failed nobody knows which rank to blame.
@@ -14,15 +14,15 @@ scale-down (I9): after a retry that failed nobody knows which rank to blame.
 
 from typing import Protocol
 
-from domain import transaction
 from domain.engine import Instruction
 from domain.errors import AutotomyError
-from domain.gate import retry_gate
-from domain.ledger import LedgerPorts, TransactionLedger, TransactionStopped, groups
 from domain.messages.round import RoundOutcome, RoundReason
 from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport
+from domain.round import transaction
+from domain.round.gate import retry_gate
+from domain.round.ledger import LedgerPorts, TransactionLedger, TransactionStopped, groups
+from domain.round.transaction import TransactionPorts
 from domain.runtime import FtPhase
-from domain.transaction import TransactionPorts
 from domain.watch import LookVerdict, RecoveredWatch, RetryReadyWatch
 
 

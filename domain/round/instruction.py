@@ -1,13 +1,13 @@
 """The one instruction of a scale-down round, as the round sends it and as each NodeManager gets it.
 
-One place says what is in it, so that the dry run (`domain.plan`) shows exactly what a round would send.
+One place says what is in it, so that the dry run (`domain.instance.plan`) shows exactly what a round would send.
 """
 
-from domain import transaction
 from domain.engine import Instruction
-from domain.ledger import RoundLedger
 from domain.messages.node_manager import ApplyParams, ApplyRequest
 from domain.messages.round import ApplyCall
+from domain.round import transaction
+from domain.round.ledger import RoundLedger
 from domain.watch import Question
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from domain.config import FaultToleranceConfig
 from domain.engine import EngineStatus
-from domain.evidence import Evidence
 from domain.hardware import RECOVERY_LEVELS, FaultLevel, HardwareFault, isolating
+from domain.instance.evidence import Evidence
 from domain.model import Rank, Strict
 from domain.topology import NodeManagerAddress, Topology
 

@@ -7,10 +7,11 @@ The end report carries the last entry per rank that the strategy looked at. It i
 decision, so that reports which are still under way cannot start anything (design §3).
 """
 
-from domain.decision import DecisionReason
 from domain.engine import RankEntry
-from domain.evidence import from_look
-from domain.instance import REVISIONS_OF_A_STRATEGY, InstanceState, Life, PendingFinalize, RunningStrategy, ServingView
+from domain.instance.decision import DecisionReason
+from domain.instance.evidence import from_look
+from domain.instance.state import REVISIONS_OF_A_STRATEGY, InstanceState, Life, PendingFinalize, RunningStrategy, ServingView
+from domain.instance.strategy_start import attach
 from domain.messages.round import CommitRecord, RoundOutcome, RoundReason, RoundReport, TransactionReport
 from domain.messages.strategy import (
     FastRecoveryReport,
@@ -23,7 +24,6 @@ from domain.messages.strategy import (
     StrategyProgress,
 )
 from domain.runtime import SERVING_PHASES, FtPhase, resting_phase
-from domain.strategy_start import attach
 from domain.topology import Topology
 
 QUIET_LIMIT_SEC = 60.0

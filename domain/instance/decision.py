@@ -16,10 +16,10 @@ from enum import StrEnum
 from typing import Final
 
 from domain.config import FaultToleranceConfig
-from domain.evidence import Evidence
-from domain.gate import retry_gate
+from domain.instance.evidence import Evidence
+from domain.instance.situation import Case, DecisionReason, Situation
 from domain.model import Rank, Strict
-from domain.situation import Case, DecisionReason, Situation
+from domain.round.gate import retry_gate
 from domain.topology import Role, Topology
 
 __all__ = [

@@ -12,9 +12,9 @@ lost. The NodeManagers' journals, EventPusher and the Coordinators know what hap
 | anything else | in doubt: rebuilt. It never starts as NORMAL over a shrunk group |
 """
 
-from domain.decision import DecisionReason
-from domain.evidence import from_look
-from domain.instance import InstanceState, Life
+from domain.instance.decision import DecisionReason
+from domain.instance.evidence import from_look
+from domain.instance.state import InstanceState, Life
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 
 

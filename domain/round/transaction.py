@@ -16,7 +16,6 @@ from typing import Final, Protocol, TypeVar
 
 from domain.engine import Instruction
 from domain.errors import AutotomyError, OutcomeUnknown, Transient
-from domain.ledger import TransactionLedger, TransactionStopped
 from domain.messages.round import (
     ApplyCall,
     ApplyResult,
@@ -36,6 +35,7 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
+from domain.round.ledger import TransactionLedger, TransactionStopped
 from domain.runtime import FtPhase
 from domain.topology import NodeManagerAddress
 from domain.watch import LookReason, LookVerdict, RecoveredWatch, Watch
