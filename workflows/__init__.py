@@ -1,0 +1,1 @@
+"""Deterministic orchestration: one workflow a file, and `parts`, what they are made of."""

@@ -1,15 +1,15 @@
 """`EngineRelaunch`: new engines for the ranks that were not removed, as a durable workflow (design §3, original strategies).
 
 The logic is `domain.rebuild.new_engines.run_relaunch`: like a rebuild, but the NodeManagers stay, and what was removed
-stays removed. A failed relaunch is Failed in the Web UI: the instance is about to be rebuilt. The FaultManager hears of either end by
-signal first.
+stays removed. A failed relaunch is Failed in the Web UI: the instance is about to be rebuilt. The FaultManager hears of
+either end by signal first.
 """
 
 from temporalio import workflow
 
-from workflows.rebuild_page import RelaunchStatus, page
-from workflows.rebuild_ports import RebuildActivityPorts
-from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
+from workflows.parts.rebuild_page import RelaunchStatus, page
+from workflows.parts.rebuild_ports import RebuildActivityPorts
+from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow, failed
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import RelaunchOrder, RelaunchReport, StrategyKind

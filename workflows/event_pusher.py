@@ -21,7 +21,7 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError
 
-from workflows.strategy_run import HEARTBEAT_TIMEOUT, RETRY, being_cancelled, now
+from workflows.parts.strategy_run import HEARTBEAT_TIMEOUT, RETRY, being_cancelled, now
 
 with workflow.unsafe.imports_passed_through():
     from pydantic import BaseModel

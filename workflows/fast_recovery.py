@@ -8,9 +8,9 @@ abandoned and cancelled ones are Completed. The FaultManager hears of every end 
 
 from temporalio import workflow
 
-from workflows.round_ports import ActivityPorts
-from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
-from workflows.transaction_page import FastRecoveryStatus, page
+from workflows.parts.round_ports import ActivityPorts
+from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow, failed
+from workflows.parts.transaction_page import FastRecoveryStatus, page
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOutcome, StepReport

@@ -19,12 +19,12 @@ from temporalio import workflow
 from temporalio.common import RawValue, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError, WorkflowAlreadyStartedError
 
-from workflows.alarm import Alarm
-from workflows.fault_manager_errands import FaultManagerErrands
-from workflows.fault_manager_memory import Memory, now
-from workflows.fault_manager_page import show
-from workflows.fault_manager_signals import take_signal
-from workflows.strategy_run import start_attributes
+from workflows.parts.alarm import Alarm
+from workflows.parts.evidence_intake import take_signal
+from workflows.parts.instance_errands import FaultManagerErrands
+from workflows.parts.instance_memory import Memory, now
+from workflows.parts.instance_page import show
+from workflows.parts.strategy_run import start_attributes
 
 with workflow.unsafe.imports_passed_through():
     from domain.instance.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish

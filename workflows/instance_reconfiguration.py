@@ -6,9 +6,9 @@ the Web UI, a finished one Completed; the FaultManager hears of either by signal
 
 from temporalio import workflow
 
-from workflows.rebuild_page import ReconfigurationStatus, page
-from workflows.rebuild_ports import RebuildActivityPorts
-from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
+from workflows.parts.rebuild_page import ReconfigurationStatus, page
+from workflows.parts.rebuild_ports import RebuildActivityPorts
+from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow, failed
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, StrategyKind

@@ -13,9 +13,9 @@ hears of every end by signal first.
 
 from temporalio import workflow
 
-from workflows.round_ports import ActivityPorts
-from workflows.strategy_shell import StrategyShell, StrategyWorkflow, failed
-from workflows.transaction_page import RoundStatus, page
+from workflows.parts.round_ports import ActivityPorts
+from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow, failed
+from workflows.parts.transaction_page import RoundStatus, page
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOrder, RoundOutcome, RoundReport

@@ -6,9 +6,9 @@ FaultManager decides again with what was seen. It is told apart by the search at
 
 from temporalio import workflow
 
-from workflows.rebuild_ports import RebuildActivityPorts
-from workflows.strategy_page import StrategyStatus, headline, ranks, steps, waiting
-from workflows.strategy_shell import StrategyShell, StrategyWorkflow
+from workflows.parts.rebuild_ports import RebuildActivityPorts
+from workflows.parts.strategy_page import StrategyStatus, headline, ranks, steps, waiting
+from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import ReinferenceOrder, ReinferenceReport, StrategyKind

@@ -10,7 +10,7 @@ from domain.instance.strategy_start import start_rebuild
 from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind
 from domain.runtime import RuntimeRecord, undecided_deaths
 from tests.domain.instance_factories import T0, D, serving_state, with_statuses
-from workflows.fault_manager_page import page
+from workflows.parts.instance_page import page
 
 REBUILD = StrategyKind.INSTANCE_RECONFIGURATION
 RELEASE = "`autotomy instance release 7`"

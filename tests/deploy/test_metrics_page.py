@@ -21,7 +21,7 @@ from node_manager.config import NodeManagerConfig
 from node_manager.node import NodeManager
 from service.metrics import new_registry
 from service.settings import Settings
-from workflows.strategy_shell import STRATEGIES_ENDED
+from workflows.parts.strategy_shell import STRATEGIES_ENDED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 OURS = re.compile(r"\bautotomy_\w+")

@@ -14,7 +14,7 @@ from tests.activities.fake_pods import exited, fast_config, hang, refuse, unheal
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, result_or_failure_detail, strategy_world
 from tests.workflows.test_replay import replay
-from workflows.transaction_page import FastRecoveryStatus
+from workflows.parts.transaction_page import FastRecoveryStatus
 
 RELEASED = FtCapability(
     enabled=True, scale_down_supported=False, retry_supported=True, external_lb=True, eplb_enabled=False, dialect=Dialect.LEGACY

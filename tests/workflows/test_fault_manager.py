@@ -11,7 +11,7 @@ from temporalio.worker import Replayer
 
 import domain.instance.strategy_life
 import workflows.fault_manager
-import workflows.fault_manager_errands
+import workflows.parts.instance_errands
 from domain.engine import EntrySource, RankEntry
 from domain.messages.fault_manager import (
     END_SIGNAL,
@@ -38,7 +38,7 @@ from workflows.fault_manager import FaultManager
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that says nothing for a moment is looked up."""
-    for module in (domain.instance.strategy_life, workflows.fault_manager_errands):
+    for module in (domain.instance.strategy_life, workflows.parts.instance_errands):
         monkeypatch.setattr(module, "QUIET_LIMIT_SEC", 0.3)
 
 

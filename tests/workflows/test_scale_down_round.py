@@ -12,7 +12,7 @@ from tests.activities.fake_pods import answer, fast_config, hang, healthy, refus
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world, views_record
 from workflows.event_pusher import EventPusher
-from workflows.transaction_page import RoundStatus
+from workflows.parts.transaction_page import RoundStatus
 
 
 async def test_a_dead_rank_is_removed_and_the_survivors_are_published(temporal_client: Client) -> None:

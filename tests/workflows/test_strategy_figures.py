@@ -6,7 +6,7 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 
 from domain.messages.strategy import StrategyKind
 from service.http import bind
-from workflows.strategy_shell import STRATEGIES_ENDED, count_end
+from workflows.parts.strategy_shell import STRATEGIES_ENDED, count_end
 
 
 def test_ends_are_counted_by_kind_outcome_and_reason() -> None:

@@ -2,7 +2,7 @@
 
 from temporalio import workflow
 
-from workflows.strategy_page import StrategyStatus, headline, not_final, ranks, stages, steps, waiting
+from workflows.parts.strategy_page import StrategyStatus, headline, not_final, ranks, stages, steps, waiting
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import RoundOrder, RoundOutcome, RoundReport

@@ -13,8 +13,8 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
-from workflows.strategy_run import HEARTBEAT_TIMEOUT, call_activity, now, start_activity
-from workflows.strategy_shell import StrategyShell
+from workflows.parts.strategy_run import HEARTBEAT_TIMEOUT, call_activity, now, start_activity
+from workflows.parts.strategy_shell import StrategyShell
 
 with workflow.unsafe.imports_passed_through():
     from activities.coordinator import CoordinatorActivities

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 
-from workflows.strategy_run import call_activity, now, start_activity
-from workflows.strategy_shell import StrategyShell
+from workflows.parts.strategy_run import call_activity, now, start_activity
+from workflows.parts.strategy_shell import StrategyShell
 
 with workflow.unsafe.imports_passed_through():
     from activities.coordinator import CoordinatorActivities

@@ -6,8 +6,8 @@ from typing import Any, Final
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
-from workflows.fault_manager_memory import Memory, now
-from workflows.strategy_page import code
+from workflows.parts.instance_memory import Memory, now
+from workflows.parts.strategy_page import code
 
 with workflow.unsafe.imports_passed_through():
     from domain.engine import EngineStatus

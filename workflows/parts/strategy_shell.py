@@ -15,8 +15,8 @@ from temporalio import workflow
 from temporalio.common import MetricMeter, RawValue
 from temporalio.exceptions import ApplicationError
 
-from workflows.strategy_page import CallMade, StrategyStatus
-from workflows.strategy_run import Reporter, StopWish, now
+from workflows.parts.strategy_page import CallMade, StrategyStatus
+from workflows.parts.strategy_run import Reporter, StopWish, now
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import StepReport, StrategyOrder

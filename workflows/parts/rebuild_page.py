@@ -2,7 +2,7 @@
 
 from temporalio import workflow
 
-from workflows.strategy_page import StrategyStatus, headline, ranks, stages, steps, waiting
+from workflows.parts.strategy_page import StrategyStatus, headline, ranks, stages, steps, waiting
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, RelaunchOrder, RelaunchReport

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-from workflows.errands import Errands
-from workflows.fault_manager_memory import Memory, now
+from workflows.parts.errands import Errands
+from workflows.parts.instance_memory import Memory, now
 
 with workflow.unsafe.imports_passed_through():
     from pydantic import BaseModel
