@@ -12,6 +12,7 @@ from typing import Final
 
 from domain.errors import ConfigError
 from dp_supervisor.options import Options, checked
+from dp_supervisor.vllm_config_file import with_config_file
 
 _DESCRIPTION: Final = """\
 Starts one server per local data-parallel rank, keeps the Pod alive through in-place recovery, and stops everything when
@@ -19,7 +20,8 @@ it has to. COMMAND is how one server is started: `vllm serve MODEL …`, or `pyt
 """
 
 _EPILOG: Final = """\
-The flags above may also stand in COMMAND, as on vLLM's own command line; given twice, they must say the same.
+The flags above may also stand in COMMAND, as on vLLM's own command line; given twice, they must say the same. Those of
+a --config FILE in COMMAND (YAML) count as vLLM counts them: COMMAND's own win, and the servers get flags instead of FILE.
 
 Server i of L (i from 0) gets
   command      COMMAND without the flags marked *, then
@@ -66,7 +68,7 @@ def parse(arguments: Sequence[str]) -> Options:
     given = vars(_own_flags(shown=True).parse_args(before))
     if not command:
         raise ConfigError("nothing to start: put the servers' command behind --, e.g. `-- vllm serve MODEL`")
-    rest, in_command = _taken_out(command)
+    rest, in_command = _taken_out(with_config_file(command))
     read = _read_only(rest)
     _refuse_what_excludes(read)
     both = {**{name: value for name, value in read.items() if name in Options.model_fields}, **in_command}

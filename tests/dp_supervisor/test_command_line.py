@@ -125,3 +125,53 @@ def test_what_cannot_be_is_refused_in_clear_words(line: str, words: str) -> None
 def test_too_few_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=0,1 lists 2 devices, 4 servers with 1 each need 4"):
         plans(f"-dp 4 -dpl 4 -- {VLLM}", CUDA_VISIBLE_DEVICES="0,1")
+
+
+CONFIG = """
+model: FROM-FILE
+data-parallel-size: 4
+data_parallel_size_local: 2
+enable-fault-tolerance: true
+enable-expert-parallel: true
+enable-eplb: false
+tensor-parallel-size: 2
+eplb-config: {num_redundant_experts: 32}
+allowed-origins: [a, b]
+port: 8100
+"""
+
+
+def test_a_config_file_of_vllm_is_read_as_vllm_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(CONFIG)
+    options = parse(["--", "vllm", "serve", "MODEL", "--config", str(file), "--port", "8200", "-tp", "1"])
+    assert (options.data_parallel_size, options.data_parallel_size_local, options.port) == (4, 2, 8200)
+    assert (options.rules, options.tensor_parallel_size) == (Rules.FAULT_TOLERANT, 1)
+    first = plan_servers(options, {})[0]
+    assert first.command == (
+        *("vllm", "serve", "MODEL", "--enable-expert-parallel", "--tensor-parallel-size", "2"),
+        *("--eplb-config", '{"num_redundant_experts": 32}', "--allowed-origins", "a", "b", "-tp", "1"),
+        *("--port", "8200", "--data-parallel-size", "4", "--data-parallel-rank", "0", "--enable-fault-tolerance"),
+    )
+
+
+def test_a_model_of_the_config_file_stands_where_none_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(CONFIG)
+    command = plan_servers(parse(["--", "vllm", "serve", f"--config={file}"]), {})[0].command
+    assert command[:3] == ("vllm", "serve", "FROM-FILE")
+    assert "--model" not in command
+    assert f"--config={file}" not in command
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["--config"], "--config needs a file"),
+        (["--config", "a.yaml", "--config=b.yaml"], "2 times"),
+    ],
+)
+def test_a_config_file_that_cannot_be_read_is_refused(words: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parse(["-dp", "2", "-dpl", "2", "--", "vllm", "serve", "MODEL", *words])
