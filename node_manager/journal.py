@@ -12,14 +12,20 @@ Every change is one SQLite transaction with `synchronous=FULL`: when `commit` re
 cannot be read or written **fails closed**: it stays `broken` and every use raises `JournalError`. It is never created
 anew over one that was there, because an empty journal would allow a second apply. (A new one is made complete under
 another name first, so that no crash leaves a half-made one behind.)
+
+SQLite opens a database whose `-wal` file is empty, damaged or gone without a word, as what it was some time ago. So each
+change has a number, its *epoch*: in the database, and then, once that is on disk, in the lock file beside it. A database that
+is behind the lock file is an older truth, and broken.
 """
 
 import contextlib
 import fcntl
 import logging
 import os
+import re
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -37,6 +43,9 @@ HISTORY: Final = 200
 """How many settled transactions are kept in full; of older ones the verdict stays."""
 
 SEQUENCE_BLOCK: Final = 1000
+_EPOCH: Final = re.compile(rb"(\d{20}) ([0-9a-f]{8})\n\Z")
+"""The lock file's content: the epoch, and its CRC-32."""
+
 _APPLICATION_ID: Final = 0x4155544F  # "AUTO"
 _SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = """
@@ -91,6 +100,7 @@ class Journal:
         self._start: StartRequest | None = None
         self._engines: dict[str, EngineRecord] = {}
         self._next_sequence = 1
+        self._epoch = 0
         with self._failing_closed("open"):
             self._open()
 
@@ -189,6 +199,7 @@ class Journal:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self._path)
         if not self._path.exists():
+            os.ftruncate(self._lock, 0)
             _create(self._path)
             log.info("new journal", extra={"path": self._path})
         database = self._database = sqlite3.connect(self._path, isolation_level=None, timeout=5.0)
@@ -196,6 +207,8 @@ class Journal:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         values = dict(database.execute("SELECT name, value FROM state").fetchall())
+        self._epoch = int(values["epoch"])
+        _check_epoch(self._epoch, self._lock)
         self._standing = Standing.model_validate_json(values["standing"])
         self._start = StartRequest.model_validate_json(values["start"]) if "start" in values else None
         for (record,) in database.execute("SELECT record FROM engines").fetchall():
@@ -221,8 +234,13 @@ class Journal:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         self._check()
         assert self._database is not None
-        with self._failing_closed("written"), _one_transaction(self._database):
-            yield self._database
+        with self._failing_closed("written"):
+            with _one_transaction(self._database):
+                yield self._database
+                _put_epoch(self._database, self._epoch + 1)
+            self._epoch += 1
+            assert self._lock is not None
+            _write_epoch(self._epoch, self._lock)
         self._check()
 
     @contextlib.contextmanager
@@ -250,6 +268,33 @@ def _one_transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 def _put(database: sqlite3.Connection, name: str, value: Strict) -> None:
     database.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value.model_dump_json()))
+
+
+def _put_epoch(database: sqlite3.Connection, epoch: int) -> None:
+    database.execute("INSERT OR REPLACE INTO state VALUES ('epoch', ?)", (str(epoch),))
+
+
+def _write_epoch(epoch: int, lock: int) -> None:
+    digits = b"%020d" % epoch
+    os.pwrite(lock, b"%s %08x\n" % (digits, zlib.crc32(digits)), 0)
+    os.fdatasync(lock)
+
+
+def _check_epoch(epoch: int, lock: int) -> None:
+    """Raises `ValueError` where the database is older than what was written last, or nobody can tell.
+
+    It may be one ahead: a NodeManager was killed between the two writes.
+    """
+    content = os.pread(lock, 64, 0)
+    if not content and epoch == 0:
+        return  # just created
+    found = _EPOCH.match(content)
+    if found is None or zlib.crc32(found[1]) != int(found[2], 16):
+        raise ValueError("its lock file does not tell which change was the last one, so nobody knows whether it is whole")
+    if epoch < int(found[1]):
+        raise ValueError(
+            f"it holds {epoch} of {int(found[1])} changes: what is missing stood in its -wal file, which is gone or damaged"
+        )
 
 
 def _put_transaction(database: sqlite3.Connection, transaction: Transaction) -> None:
@@ -295,6 +340,7 @@ def _create(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as database:
         database.executescript(_SCHEMA)
         _put(database, "standing", Standing(sequence_ceiling=_first_sequence()))
+        _put_epoch(database, 0)
         database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     draft.rename(path)

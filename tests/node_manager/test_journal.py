@@ -178,3 +178,78 @@ def test_crash_while_a_new_journal_is_made_leaves_no_half_of_one(path: Path) -> 
     journal = Journal(path)
     assert journal.broken is None
     journal.close()
+
+
+def _with_three_changes(path: Path) -> None:
+    journal = Journal(path)
+    for generation in (1, 2, 3):
+        journal.commit(standing=journal.standing.model_copy(update={"highest_generation": generation}))
+    _die(journal)
+
+
+def _die(journal: Journal) -> None:
+    """As by SIGKILL: nothing is closed, so SQLite takes nothing over from the -wal file into the database."""
+    assert journal._database is not None
+    assert journal._lock is not None
+    os.close(journal._lock)
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "cut"])
+def test_a_journal_without_its_newest_changes_fails_closed(path: Path, damage: str) -> None:
+    _with_three_changes(path)
+    copy = path.parent / "copy" / path.name  # the first connection still holds the original
+    copy.parent.mkdir()
+    for name in (path.name, f"{path.name}.lock", f"{path.name}-wal"):
+        (copy.parent / name).write_bytes((path.parent / name).read_bytes())
+    wal = copy.with_name(f"{path.name}-wal")
+    assert wal.stat().st_size > 0
+    match damage:
+        case "gone":
+            wal.unlink()
+        case "empty":
+            wal.write_bytes(b"")
+        case "garbage":
+            wal.write_bytes(os.urandom(wal.stat().st_size))
+        case "cut":
+            wal.write_bytes(wal.read_bytes()[: wal.stat().st_size // 2])
+    journal = Journal(copy)
+    assert journal.broken is not None
+    assert "-wal file" in journal.broken
+    with pytest.raises(JournalError):
+        _ = journal.standing
+    journal.close()
+
+
+def test_the_same_journal_with_its_newest_changes_is_whole(path: Path) -> None:
+    _with_three_changes(path)
+    copy = path.parent / "copy" / path.name
+    copy.parent.mkdir()
+    for name in (path.name, f"{path.name}.lock", f"{path.name}-wal"):
+        (copy.parent / name).write_bytes((path.parent / name).read_bytes())
+    with contextlib.closing(Journal(copy)) as journal:
+        assert journal.broken is None
+        assert journal.standing.highest_generation == 3
+
+
+def test_a_kill_between_the_change_and_its_number_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path)
+    journal.commit(standing=Standing(highest_generation=1))
+    monkeypatch.setattr("node_manager.journal._write_epoch", lambda epoch, lock: None)
+    journal.commit(standing=Standing(highest_generation=2))
+    monkeypatch.undo()
+    journal = reopened(journal, path)
+    assert journal.standing.highest_generation == 2
+    journal.commit(standing=Standing(highest_generation=3))
+    assert reopened(journal, path).standing.highest_generation == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"00000000000000000003 00000000\n"])
+def test_a_journal_whose_lock_file_does_not_tell_fails_closed(path: Path, content: bytes) -> None:
+    journal = Journal(path)
+    journal.commit(standing=Standing(highest_generation=1))
+    journal.close()
+    path.with_name(f"{path.name}.lock").write_bytes(content)
+    journal = Journal(path)
+    assert journal.broken is not None
+    assert "lock file" in journal.broken
+    journal.close()
