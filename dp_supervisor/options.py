@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 
 from domain.errors import ConfigError
-from domain.model import NotBool, Rank, Strict
+from domain.model import MAX_RANKS, NotBool, Rank, Strict
+from domain.secrecy import HIDDEN, is_secret
 from dp_supervisor.rules import Rules
 
 Seconds = Annotated[float, NotBool, Field(gt=0, le=86_400)]
@@ -19,8 +20,8 @@ _PortNumber = Annotated[int, NotBool, Field(ge=1, le=65_535)]
 class Options(Strict):
     """Fields have the names of vLLM's flags; those without one in vLLM are marked (ours)."""
 
-    data_parallel_size: Annotated[int, NotBool, Field(ge=2)]
-    data_parallel_size_local: Annotated[int, NotBool, Field(ge=2)]
+    data_parallel_size: Annotated[int, NotBool, Field(ge=2, le=MAX_RANKS)]
+    data_parallel_size_local: Annotated[int, NotBool, Field(ge=2, le=MAX_RANKS)]
     data_parallel_start_rank: Rank | None = None
     node_rank: Rank = 0
     host: str | None = None
@@ -36,15 +37,15 @@ class Options(Strict):
     dp_supervisor_probe_timeout_s: Seconds = 5.0
     """Bound of one look at one server."""
 
-    dp_supervisor_probe_failure_threshold: Annotated[int, NotBool, Field(ge=1)] = 3
+    dp_supervisor_probe_failure_threshold: Annotated[int, NotBool, Field(ge=1, le=1_000_000)] = 3
     enable_fault_tolerance: bool | None = None
     """None: nothing was said; the servers get no such flag either."""
 
     shutdown_timeout: Annotated[float, NotBool, Field(ge=0, le=3600)] = 0.0
     """How long requests under way may take after SIGTERM; said in COMMAND, the servers know it too. 5 s later: SIGKILL."""
 
-    tensor_parallel_size: Annotated[int, NotBool, Field(ge=1)] = 1
-    pipeline_parallel_size: Annotated[int, NotBool, Field(ge=1)] = 1
+    tensor_parallel_size: Annotated[int, NotBool, Field(ge=1, le=65_536)] = 1
+    pipeline_parallel_size: Annotated[int, NotBool, Field(ge=1, le=65_536)] = 1
     api_key: str | None = Field(default=None, repr=False)
     startup_timeout_s: Seconds = 3600.0
     """(ours) Not all ready so long after the start: everything is stopped."""
@@ -119,4 +120,5 @@ def _in_words(detail: object) -> str:
         return f"{flag} is missing"
     needed = {"data_parallel_size_local": "a supervisor is for two servers and more", "data_parallel_size": "ranks of the group"}
     reason = needed.get(str(detail["loc"][0]))
-    return f"{flag} {detail['input']}: {why[0].lower()}{why[1:]}" + (f" ({reason})" if reason else "")
+    value = HIDDEN if is_secret(flag) else detail["input"]
+    return f"{flag} {value}: {why[0].lower()}{why[1:]}" + (f" ({reason})" if reason else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from domain.engine import EngineStatus
 from domain.errors import ProtocolError, Transient
+from domain.secrecy import shown_command
 from dp_supervisor.rules import Look, Rules
 from dp_supervisor.server_command import ServerPlan
 from engine.client import EngineClient
@@ -43,7 +44,7 @@ class RankServer:
             on_root_end=self._on_root_end,
         )
         self._tree.release()
-        log.info("server started", extra={"rank": plan.rank, "pid": self.pid, "command": " ".join(plan.command)})
+        log.info("server started", extra={"rank": plan.rank, "pid": self.pid, "command": shown_command(plan.command)})
 
     @property
     def rank(self) -> int:

@@ -24,17 +24,20 @@ from typing import Annotated, Final
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from domain.address import Host
 from domain.config import Seconds
 from domain.engine import Dialect, FtCapability
 from domain.errors import ConfigError
 from domain.messages.registration import DEFAULT_DP_MASTER_PORT, PodRegistration
-from domain.model import NotBool, Port, Rank, Strict
+from domain.model import Name, NotBool, Port, Rank, Strict
+from domain.secrecy import HIDDEN, is_secret
 from domain.topology import ParallelConfig, Role
 from node_manager.capability import derived_capability
 from service.settings import HttpUrl, read_yaml_mapping
 
 PLACEHOLDERS: Final = ("rank", "ip", "port", "dp_size", "master_ip", "master_port", "local_index", "devices", "log_dir")
 _PLACEHOLDER: Final = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+_MAX_SHOWN: Final = 200
 _PortOrAny = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
 
@@ -72,10 +75,10 @@ class EngineSpec(Strict):
 class RegistrationSpec(Strict):
     """Which seat of which instance this Pod takes. Ranks come from `node_rank`: equally many in each of the `nnodes` Pods."""
 
-    job_name: str = Field(min_length=1)
+    job_name: Name
     """The instance: Pods with the same job_name belong together."""
 
-    model_name: str = Field(min_length=1)
+    model_name: Name
     role: Role = Role.UNION
     node_rank: Annotated[int, Field(strict=True, ge=0, le=4095)] = 0
     """Differs in each Pod, so usually given on the command line (`--node-rank`)."""
@@ -104,10 +107,10 @@ class RegistrationSpec(Strict):
 class NodeManagerConfig(Strict):
     """The whole file."""
 
-    pod_ip: str = Field(min_length=1)
+    pod_ip: Host
     """This Pod's address as the topology names it; reports carry it, and it selects this Pod's endpoints."""
 
-    host: str | None = None
+    host: Host | None = None
     """Where to listen, if not at pod_ip."""
 
     port: _PortOrAny = 1026
@@ -242,6 +245,8 @@ def load_config(path: Path, overrides: Mapping[str, object]) -> NodeManagerConfi
         for detail in error.errors(include_url=False):
             key = ".".join(str(part) for part in detail["loc"])
             why = "no such setting" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
-            value = "" if isinstance(detail["input"], Mapping) else f" = {detail['input']!r}"
+            secret = any(is_secret(str(part)) for part in detail["loc"])
+            shown = HIDDEN if secret else repr(detail["input"])[:_MAX_SHOWN]
+            value = "" if isinstance(detail["input"], Mapping) else f" = {shown}"
             problems.append(f"{key}{value}: {why}" if key else why)
         raise ConfigError(f"{path}: " + "; ".join(problems)) from None

@@ -26,10 +26,11 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from domain.address import peer_url
 from domain.config import FaultToleranceConfig
 from domain.errors import ConfigError
-from domain.messages.controller import peer_url
 from domain.messages.fault_manager import TASK_QUEUE
+from domain.secrecy import HIDDEN, is_secret
 from service.variables import ENV_PREFIX, NESTED, refuse_unknown_variables
 
 CONFIG_VARIABLE: Final = "AUTOTOMY_CONFIG"
@@ -134,7 +135,7 @@ def _explain_one(
     if detail["type"] == "extra_forbidden":
         why = "no such setting"
     value = detail.get("input")
-    shown = "" if isinstance(value, Mapping) else f" = {_short(value)}"
+    shown = "" if isinstance(value, Mapping) else f" = {HIDDEN if any(map(is_secret, keys)) else _short(value)}"
     return f"{name}{shown}: {why}{_origin(keys, path, from_file, overrides)}"
 
 
