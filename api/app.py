@@ -27,6 +27,7 @@ from api.status import status_routes
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW
 from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW
 from service.http import HttpError, create_app, failure
+from service.loops import Loops
 from service.metrics import add_metrics_route, new_registry
 from service.settings import Settings
 
@@ -34,9 +35,19 @@ log = logging.getLogger(__name__)
 
 _AGAIN_SEC: Final = 0.5
 
+_MIB: Final = 1024 * 1024
+_BODY_LIMITS: Final = {
+    "/controller/instances/": 8 * _MIB,  # a declaration of 4,096 ranks is 1 MiB
+    "/controller/report_software_fault": 8 * _MIB,  # the ranks of a whole Pod, each with what its engine says
+}
 
-def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
-    """The application. Its lifespan connects to Temporal in the background: it answers (503) from the first moment."""
+
+def controller_app(settings: Settings, gateway: Gateway, loops: Loops | None = None) -> FastAPI:
+    """The application. Its lifespan connects to Temporal in the background: it answers (503) from the first moment.
+
+    `loops`: those of its process, which ends with them.
+    """
+    loops = loops or Loops(asyncio.Event())
     registry = new_registry()
     api = Api(
         gateway=gateway,
@@ -49,16 +60,14 @@ def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with httpx.AsyncClient(trust_env=False) as http:
-            works = [asyncio.create_task(_begin(api), name="connect to Temporal")]
-            works.append(asyncio.create_task(PulseWatch(api, http).run(), name="watch heartbeats"))
+            loops.start("connect to Temporal", _begin(api), may_end=True)
+            loops.start("watch heartbeats", PulseWatch(api, http).run())
             try:
                 yield
             finally:
-                for work in works:
-                    work.cancel()
-                await asyncio.wait(works)
+                await loops.end()
 
-    app = create_app("Autotomy Controller", lifespan=lifespan)
+    app = create_app("Autotomy Controller", lifespan=lifespan, body_limits=_BODY_LIMITS)
     app.add_exception_handler(WorkflowUnknown, _on_unknown_workflow)
     groups = (
         fault_routes,

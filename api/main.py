@@ -10,6 +10,7 @@ from api.gateway import Gateway
 from domain.config import refuse_what_is_not_done
 from service.arguments import port
 from service.http import bind, serve_socket
+from service.loops import Loops
 from service.process import run_process
 from service.settings import load_settings
 
@@ -34,5 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _run(options: argparse.Namespace, stop: asyncio.Event) -> None:
     settings = load_settings(options.config)
     refuse_what_is_not_done(settings.fault_tolerance_config)
-    app = controller_app(settings, Gateway(settings.task_queue))
+    loops = Loops(stop)
+    app = controller_app(settings, Gateway(settings.task_queue), loops)
     await serve_socket(app, bind(options.host, options.port), stop=stop)
+    loops.raise_if_one_failed()

@@ -6,7 +6,7 @@ everybody has, with the reason and, where it helps, the holder of the guard and 
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -30,6 +30,9 @@ from node_manager.transactions import CommandRefused
 from service.http import create_app, failure
 from service.metrics import add_metrics_route
 
+_MAX_START_BYTES: Final = 8 * 1024 * 1024
+"""A start names every endpoint of the instance: 4,096 are 1 MiB."""
+
 
 def node_manager_app(node: NodeManager, *, fault_tolerance: bool = True) -> FastAPI:
     """The application; the NodeManager runs as long as it is served. Without `fault_tolerance` it has no such routes at
@@ -40,7 +43,7 @@ def node_manager_app(node: NodeManager, *, fault_tolerance: bool = True) -> Fast
         async with node.running():
             yield
 
-    app = create_app("Autotomy NodeManager", lifespan=lifespan)
+    app = create_app("Autotomy NodeManager", lifespan=lifespan, body_limits={"/node-manager/start": _MAX_START_BYTES})
     app.add_exception_handler(CommandRefused, _on_refused)
     if fault_tolerance:
         app.add_middleware(FtSwitch, enabled=lambda: node.proxy_enabled)
@@ -105,9 +108,11 @@ def _add_state_routes(app: FastAPI, node: NodeManager) -> None:
 
     @app.get("/readiness")
     async def readiness() -> Response:
-        """That commands can be taken: not over a broken journal."""
+        """That commands can be taken, not over a broken journal, and that everything goes on which must go on by itself."""
         if node.journal.broken is not None:
             return failure(503, NodeManagerReason.JOURNAL, f"journal {node.config.journal} {node.journal.broken}")
+        if (trouble := node.loops.trouble) is not None:
+            return failure(503, NodeManagerReason.LOOP_FAILED, f"what must go on by itself failed of late: {trouble}")
         if node.reporter.paused:
             return failure(503, NodeManagerReason.STOPPING, "paused: this Pod is being taken down")
         return JSONResponse({"status": "ready", "incarnation": node.incarnation})

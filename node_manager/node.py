@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -28,6 +29,7 @@ from node_manager.registration import Registration
 from node_manager.reporter import Delivery, Reporter
 from node_manager.sightings import Sightings
 from node_manager.transactions import Transactions
+from service.loops import Renewed
 from service.metrics import NAMESPACE, new_registry
 from service.one_exchange import one_exchange_client
 
@@ -69,6 +71,7 @@ class NodeManager:
             flush=self.reporter.flush,
             interval_sec=config.poll_interval_sec,
             timeout_sec=lambda: self.engines.engine_request_timeout_sec,
+            on_bug=lambda rank, error: self.loops.note(f"looks at rank {rank}", error),
         )
         self.daemon = Daemon(
             config,
@@ -91,6 +94,7 @@ class NodeManager:
             on_unknown=lambda: self.registration.again() if self.registration is not None else None,
         )
         self.registration = self._registering(config)
+        self.loops = Renewed()
         self._arbiter = Arbiter(grace_sec=config.suicide_grace_sec, rounds=config.suicide_rounds)
         self._add_gauges(self.registry)
 
@@ -101,16 +105,18 @@ class NodeManager:
             self.transactions.recover()
             self.daemon.recover()
             self.pace(self.journal.standing.pacing, reset_interval=True)
-        loops = [self.poller.run(), self.reporter.run(), self.daemon.run()]
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "looks at engines": self.poller.run,
+            "reports to the Controller": self.reporter.run,
+            "search for engines' workers": self.daemon.run,
+        }
         if self.registration is not None:
-            loops.append(self._register(self.registration))
+            loops["registration"] = partial(self._register, self.registration)
         if self.config.heartbeat:
-            loops.append(self.heartbeat.run())
+            loops["heartbeats"] = self.heartbeat.run
+        tasks = [asyncio.create_task(self.loops.keep(name, loop), name=name) for name, loop in loops.items()]
         if self.config.suicide_rounds:
-            loops.append(self._arbitrate())
-        tasks = [asyncio.create_task(loop) for loop in loops]
-        for task in tasks:
-            task.add_done_callback(_must_not_end)
+            tasks.append(asyncio.create_task(self.loops.keep("suicide arbitration", self._arbitrate)))
         try:
             yield
         finally:
@@ -249,7 +255,7 @@ class NodeManager:
             if self._arbiter.judge(abnormal=broken, frozen=frozen, now=time.monotonic()):
                 log.error("this Pod ends itself, so that the cluster restarts it")
                 self.daemon.stop(None)
-                return
+                await asyncio.Event().wait()  # its end is on its way
 
     def _learn(self, generation: int, dead_committed: tuple[int, ...], pacing: FtPacing | None) -> None:
         try:
@@ -307,8 +313,3 @@ class _ReportCounter:
 
 def _is_healthy(status: str | None) -> bool:
     return status in (EngineStatus.HEALTHY.value, None)
-
-
-def _must_not_end(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a loop of this NodeManager ended by a bug", exc_info=error)

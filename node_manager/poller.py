@@ -21,7 +21,7 @@ _GATHER_LIMIT_SEC = 0.25
 
 
 class Poller:
-    """`engines` gives those to look at now; `flush` sends what was seen."""
+    """`engines` gives those to look at now; `flush` sends what was seen. `on_bug`: a look at this rank failed by a bug."""
 
     def __init__(
         self,
@@ -31,12 +31,14 @@ class Poller:
         flush: Callable[[], None],
         interval_sec: float,
         timeout_sec: Callable[[], float],
+        on_bug: Callable[[int, Exception], None],
     ) -> None:
         self._sightings = sightings
         self._engines = engines
         self._flush = flush
         self._interval_sec = interval_sec
         self._timeout_sec = timeout_sec
+        self._on_bug = on_bug
         self._woken = asyncio.Event()
         self._looks: set[asyncio.Task[None]] = set()
 
@@ -82,8 +84,8 @@ class Poller:
         began, interval_sec = time.monotonic(), self._interval_sec
         try:
             await self._sightings.poll(engine, self._timeout_sec())
-        except Exception:
-            log.exception("a look failed by a bug", extra={"rank": engine.rank})
+        except Exception as error:
+            self._on_bug(engine.rank, error)
         finally:
             engine.looking = False
             task = asyncio.current_task()
