@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from domain.errors import AutotomyError, ProtocolError, Refused, Transient
 from domain.messages.round import PeerRefusal
+from service.json_reader import read_peer_json
 from service.one_exchange import within
 
 R = TypeVar("R", bound=BaseModel)
@@ -109,7 +110,7 @@ def _refused(error: BaseException) -> bool:
 
 def _read(reply: type[R], response: httpx.Response, url: str) -> R:
     try:
-        body = response.json()
+        body = read_peer_json(response.content)
         data = body["data"] if isinstance(body, dict) and body.keys() >= {"code", "data"} else body
         return reply.model_validate(data)
     except (ValueError, ValidationError) as error:
@@ -130,7 +131,7 @@ def _no(response: httpx.Response, method: str, url: str) -> AutotomyError:
 
 def _envelope(response: httpx.Response) -> dict[str, Any]:
     try:
-        body = response.json()
+        body = read_peer_json(response.content)
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}

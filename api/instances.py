@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import Field, StrictBool, ValidationError
+from pydantic import StrictBool, ValidationError
 
 from api.errors import ApiReason
 from api.explain import explained
@@ -37,25 +37,25 @@ from domain.messages.instance_registry import (
     RegistryView,
     RemoveCall,
 )
-from domain.model import Strict
+from domain.model import MAX_INSTANCE_ID, Said, Strict
 from domain.topology import Topology
 from service.http import HttpError, HttpReason, invalid, success
 from service.registry_memory import from_fault_managers, registry_start_after
 
-InstanceId = Annotated[int, Path(ge=0)]
+InstanceId = Annotated[int, Path(ge=0, le=MAX_INSTANCE_ID)]
 
 
 class ReconfigureBody(Strict):
     """`force` passes the budget, starts it anew, and stops a round that has not committed yet."""
 
     force: StrictBool = False
-    why: str = ""
+    why: Said = ""
 
 
 class HoldBody(Strict):
     """`why` is shown to everybody who asks what the instance waits for."""
 
-    why: Annotated[str, Field(max_length=500)] = ""
+    why: Said = ""
 
 
 class Nothing(Strict):

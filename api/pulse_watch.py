@@ -5,7 +5,6 @@ import logging
 from typing import Final
 
 import httpx
-from pydantic import ValidationError
 
 from api.gateway import WorkflowUnknown, stamp
 from api.pulse import is_lost
@@ -21,6 +20,7 @@ from domain.messages.node_manager import LivenessReply
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError
+from service.json_reader import read_peer_json
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class PulseWatch:
             async with asyncio.timeout(_ASK_LIMIT_SEC):
                 reply = await self._http.get(f"{manager.url}/liveness")
             reply.raise_for_status()
-            return LivenessReply.model_validate_json(reply.content)
-        except (httpx.HTTPError, TimeoutError, ValidationError):
+            return LivenessReply.model_validate(read_peer_json(reply.content))
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
             return None
 
 

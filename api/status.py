@@ -1,13 +1,15 @@
 """GET /controller/fault_tolerance/status: the runtime record of one instance, or of all (RFC §7)."""
 
 import asyncio
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from api.gateway import WorkflowUnknown, stamp
 from api.state import Api
 from domain.config import FaultToleranceConfig
 from domain.instance.state import InstanceState, iso
+from domain.model import MAX_INSTANCE_ID
 from domain.registration import Assembly
 from domain.runtime import FtPhase, RuntimeRecord, Waiting
 from domain.topology import Topology
@@ -18,7 +20,7 @@ def status_routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["operators"])
 
     @router.get("/controller/fault_tolerance/status")
-    async def status(instance_id: int | None = None) -> Response:
+    async def status(instance_id: Annotated[int | None, Query(ge=0, le=MAX_INSTANCE_ID)] = None) -> Response:
         """Feature off: `{"phase": "DISABLED", "instances": []}`; else one record, or all."""
         if not api.config.enable_dp_scale_down_proxy:
             return success({"phase": FtPhase.DISABLED, "instances": []})

@@ -18,6 +18,7 @@ from lab.stack.client import Stack
 from lab.stack.errors import NoStack
 from lab.stack.processes import RUN_DIR_VARIABLE
 from lab.stack.run_dir import default_run_dir
+from service.json_reader import read_peer_json
 from service.settings import HttpUrl, load_settings
 
 _TIMEOUT_SEC: Final = 10.0
@@ -80,7 +81,7 @@ def call(
 def _envelope(reply: httpx.Response, url: str) -> tuple[str, dict[str, Any]]:
     """Message and data of `service.http`'s envelope. Raises ProtocolError for anything else, whatever its status."""
     try:
-        said = reply.json()
+        said = read_peer_json(reply.content)
     except ValueError:
         said = None
     if isinstance(said, dict) and "code" in said and isinstance(data := said.get("data"), dict):

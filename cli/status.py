@@ -18,6 +18,7 @@ from domain.runtime import RuntimeRecord, Waiting, undecided_deaths
 from lab.stack.client import Stack
 from lab.stack.record import ProcessRecord, StackAddresses, StackRecord
 from lab.stack.run_dir import default_run_dir
+from service.json_reader import read_peer_json
 
 _TIMEOUT_SEC = 5.0
 _PATH = "/controller/fault_tolerance/status"
@@ -54,7 +55,7 @@ def _controller_says(stack: Stack) -> tuple[dict[str, JsonValue], str | None]:
     url = stack.addresses.controller_url + _PATH
     try:
         reply = httpx.get(url, timeout=_TIMEOUT_SEC, trust_env=False)
-        body = reply.json()
+        body = read_peer_json(reply.content)
     except (httpx.HTTPError, ValueError) as error:
         return {}, f"the Controller API at {url} does not answer: {in_words(error)}"
     if reply.status_code != 200 or not isinstance(body, dict) or not isinstance(body.get("data"), dict):

@@ -17,7 +17,6 @@ A failed request says nothing about the view: endpoints come and go by refresh o
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -34,7 +33,9 @@ from starlette.types import Receive, Scope, Send
 from coordinator.figures import Figures
 from coordinator.routing import NoSeat, Router, Seat, Target
 from coordinator.upstream import NotSent, RawHeaders, Upstream, UpstreamFailed, UpstreamReply
+from domain.address import host_port
 from domain.messages.coordinator import INSTANCE_HEADER, RANK_HEADER
+from service.json_reader import read_json
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ def _origin_headers(seat: Seat) -> RawHeaders:
 
 def _place(seat: Seat) -> dict[str, object]:
     ip, port = seat.target.address
-    return {"instance": seat.target.instance_id, "rank": seat.target.rank, "address": f"{ip}:{port}"}
+    return {"instance": seat.target.instance_id, "rank": seat.target.rank, "address": host_port(ip, port)}
 
 
 def _no_seat(reason: NoSeat, model: str | None) -> JSONResponse:
@@ -245,8 +246,8 @@ def _parse(scope: Scope, body: bytes) -> _Call:
 def _model_of(body: bytes) -> str | None:
     """The request's `model`; None where it leaves the choice to the server."""
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:  # the second: nested deeper than this interpreter reads
+        content = read_json(body)
+    except ValueError as error:
         raise _Refusal(openai_error(400, "BadRequestError", f"the body is not JSON: {error}")) from None
     if not isinstance(content, dict):
         raise _Refusal(openai_error(400, "BadRequestError", "the body must be a JSON object"))

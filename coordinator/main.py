@@ -22,8 +22,8 @@ from coordinator.state import CoordinatorState, new_incarnation
 from coordinator.upstream import Upstream
 from coordinator.view import View
 from coordinator.view_log import ViewLog
+from domain.address import peer_url
 from domain.errors import ConfigError
-from domain.messages.controller import peer_url
 from service.arguments import port, seconds
 from service.http import bind, serve_socket, url_of
 from service.metrics import new_registry

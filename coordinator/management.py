@@ -1,5 +1,7 @@
 """The Controller's side of a Coordinator: refreshes in, the view out, and what Kubernetes asks."""
 
+from typing import Final
+
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
@@ -11,10 +13,13 @@ from service.failpoints import failpoint
 from service.http import HttpError, create_app, success
 from service.metrics import add_metrics_route
 
+_MAX_REFRESH_BYTES: Final = 64 * 1024 * 1024
+"""A SET of 100 instances of 320 ranks is 3 MB."""
+
 
 def management_app(state: CoordinatorState, registry: CollectorRegistry) -> FastAPI:
     """`/instances/refresh`, `/instances`, `/liveness`, `/readiness`, `/metrics`."""
-    app = create_app("Autotomy Coordinator")
+    app = create_app("Autotomy Coordinator", body_limits={REFRESH_PATH: _MAX_REFRESH_BYTES})
 
     @app.post(REFRESH_PATH, response_model=RefreshReply)
     async def refresh(request: RefreshRequest) -> object:

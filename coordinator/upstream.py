@@ -18,6 +18,8 @@ from typing import Final, SupportsIndex
 
 import h11
 
+from domain.address import host_port
+
 RawHeaders = list[tuple[bytes, bytes]]
 Address = tuple[str, int]
 
@@ -245,8 +247,7 @@ class _Connection:
 
 def _request(address: Address, method: str, path: str, headers: RawHeaders, body: bytes) -> h11.Request:
     ip, port = address
-    host = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-    own = [(b"host", host.encode())]
+    own = [(b"host", host_port(ip, port).encode())]
     if body or method == "POST":
         own.append((b"content-length", str(len(body)).encode()))
     return h11.Request(method=method, target=path, headers=own + _without(headers, _NOT_FORWARDED))

@@ -7,12 +7,12 @@ round, as an enum (RFC §5 steps 5 and 8).
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Final
 
-from pydantic import StrictBool, StrictInt, ValidationError
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 
 from domain.errors import ProtocolError
-from domain.model import Rank, Strict, Tolerant, WireNumber
+from domain.model import Count, Incarnation, Rank, Said, Strict, Tolerant, WireNumber
 
 
 class EngineStatus(StrEnum):
@@ -55,6 +55,21 @@ class ProcessState(StrEnum):
     EXITED = "exited"
 
 
+MaskWord = Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)]
+Mask = Annotated[tuple[MaskWord, ...], Field(max_length=65_536)]
+"""What an engine says of its EP peers; shown to people, read by nothing."""
+
+_MASKS: Final[TypeAdapter[Mask]] = TypeAdapter(Mask)
+
+
+def _mask(value: object) -> object:
+    """A mask that cannot be read is none: it must not hide what else the engine says."""
+    try:
+        return _MASKS.validate_python(value)
+    except ValidationError:
+        return None
+
+
 class EngineEntry(Tolerant):
     """One entry of `GET …/fault_tolerance/status`, as the engine sent it.
 
@@ -63,12 +78,12 @@ class EngineEntry(Tolerant):
     """
 
     id: Rank
-    status: str
-    fault_info: str | None = None
-    mask: tuple[int, ...] | None = None
-    ft_state: str | None = None
-    last_ft_request_id: str | None = None
-    ft_error: str | None = None
+    status: Said
+    fault_info: Said | None = None
+    mask: Annotated[tuple[MaskWord, ...] | None, BeforeValidator(_mask)] = None
+    ft_state: Said | None = None
+    last_ft_request_id: Said | None = None
+    ft_error: Said | None = None
 
 
 class RankEntry(EngineEntry):
@@ -80,15 +95,15 @@ class RankEntry(EngineEntry):
 
     source: EntrySource = EntrySource.ENGINE
     process: ProcessState = ProcessState.RUNNING
-    incarnation: str | None = None
-    sequence: int = 0
+    incarnation: Incarnation | None = None
+    sequence: Count = 0
 
 
 class StatusBody(Tolerant):
     """The body of the engine's status reply."""
 
-    schema_version: StrictInt
-    total_engines: StrictInt | None = None
+    schema_version: Count
+    total_engines: Count | None = None
     engines: tuple[EngineEntry, ...]
 
 
@@ -184,6 +199,6 @@ class FtCapability(Strict):
     external_lb: StrictBool
     auto_recovery: StrictBool = False
     eplb_enabled: StrictBool
-    num_redundant_experts: StrictInt = 0
+    num_redundant_experts: Annotated[StrictInt, Field(ge=0, le=1_000_000)] = 0
     engine_recovery_timeout_sec: WireNumber = 120.0
     dialect: Dialect | None = None

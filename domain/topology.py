@@ -11,10 +11,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
+from domain.address import Host, host_port, http_url
 from domain.engine import FtCapability
-from domain.model import InstanceId, Port, Rank, Strict
+from domain.model import MAX_RANKS, InstanceId, Name, Port, Rank, Strict, Word
 
 
 class Role(StrEnum):
@@ -24,25 +25,25 @@ class Role(StrEnum):
 
 
 class NodeManagerAddress(Strict):
-    """A NodeManager's identity: ip and port. Its text form "ip:port" is the key in replies and records."""
+    """A NodeManager's identity: ip and port. Its text form "ip:port" ("[ip]:port" for IPv6) is the key in replies and records."""
 
-    ip: str = Field(min_length=1)
+    ip: Host
     port: Port
 
     def __str__(self) -> str:
-        return f"{self.ip}:{self.port}"
+        return host_port(self.ip, self.port)
 
     @property
     def url(self) -> str:
-        return f"http://{self.ip}:{self.port}"
+        return http_url(self.ip, self.port)
 
 
 class NodeManagerPlace(Strict):
     """A Pod's NodeManager and the node that it runs on."""
 
-    pod_ip: str = Field(min_length=1)
+    pod_ip: Host
     port: Port
-    node_name: str = ""
+    node_name: Word = ""
 
     @property
     def address(self) -> NodeManagerAddress:
@@ -56,26 +57,30 @@ class Endpoint(Strict):
     """
 
     id: Rank
-    pod_ip: str = Field(min_length=1)
-    ip: str = Field(min_length=1)
+    pod_ip: Host
+    ip: Host
     business_port: Port
     headless: StrictBool = False
-    device_ids: tuple[str, ...] = ()
+    device_ids: tuple[Word, ...] = ()
     node_manager_port: Port | None = None
+
+    @property
+    def url(self) -> str:
+        return http_url(self.ip, self.business_port)
 
 
 class ParallelConfig(Strict):
-    dp_size: Annotated[int, Field(strict=True, ge=1, le=4096)]
-    tp_size: Annotated[int, Field(strict=True, ge=1)] = 1
-    pp_size: Annotated[int, Field(strict=True, ge=1)] = 1
+    dp_size: Annotated[StrictInt, Field(ge=1, le=MAX_RANKS)]
+    tp_size: Annotated[StrictInt, Field(ge=1, le=65_536)] = 1
+    pp_size: Annotated[StrictInt, Field(ge=1, le=65_536)] = 1
 
 
 class Topology(Strict):
     """An instance as declared or assembled. Raises `ValueError` (a pydantic validation error) where it contradicts itself."""
 
     instance_id: InstanceId
-    job_name: str = Field(min_length=1)
-    model_name: str = Field(min_length=1)
+    job_name: Name
+    model_name: Name
     role: Role = Role.UNION
     parallel_config: ParallelConfig
     dp_master_port: Port

@@ -14,7 +14,6 @@ a death.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +22,7 @@ import httpx
 
 from domain.engine import Dialect, EngineEntry, Instruction, parse_status
 from domain.errors import OutcomeUnknown, ProtocolError, Transient
+from service.json_reader import read_peer_json
 from service.one_exchange import within
 
 ACCEPTED: Final = 202
@@ -120,7 +120,7 @@ class EngineClient:
                 response = await self._http.post(
                     f"{self.base_url}{prefix}/apply", json=body, headers=self._headers, timeout=within(timeout_sec)
                 )
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, UnicodeError) as error:
             raise Transient(f"engine {self.rank} at {self.base_url}: no connection, apply was not sent: {_why(error)}") from None
         except (httpx.HTTPError, TimeoutError) as error:
             raise OutcomeUnknown(
@@ -145,7 +145,7 @@ class EngineClient:
         if self._model is None:
             response = await self._request("GET", "/v1/models", timeout_sec)
             try:
-                self._model = str(response.json()["data"][0]["id"])
+                self._model = str(read_peer_json(response.content)["data"][0]["id"])
             except (ValueError, LookupError, TypeError):
                 raise ProtocolError(
                     f"engine {self.rank} at {self.base_url} names no model: {response.status_code} {_message(response)}"
@@ -166,10 +166,10 @@ class EngineClient:
             answer = f"HTTP {response.status_code}{hint}: {_message(response)}"
             raise ProtocolError(f"engine {self.rank} at {self.base_url} answered status with {answer}")
         try:
-            body = response.json()
-        except ValueError:
+            body = read_peer_json(response.content)
+        except ValueError as error:
             raise ProtocolError(
-                f"engine {self.rank} at {self.base_url} sent a status that is not JSON: {response.text[:_MAX_SHOWN]!r}"
+                f"engine {self.rank} at {self.base_url} sent a status that is not JSON ({error}): {response.text[:_MAX_SHOWN]!r}"
             ) from None
         return parse_status(body, self.rank)
 
@@ -179,7 +179,7 @@ class EngineClient:
                 return await self._http.request(
                     method, f"{self.base_url}{path}", json=body, headers=self._headers, timeout=within(timeout_sec)
                 )
-        except (httpx.TransportError, TimeoutError) as error:
+        except (httpx.TransportError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
             raise Transient(f"engine {self.rank} at {self.base_url} does not answer {method} {path}: {_why(error)}") from None
         except httpx.HTTPError as error:
             raise ProtocolError(f"engine {self.rank} at {self.base_url}, {method} {path}: {_why(error)}") from None
@@ -189,7 +189,7 @@ def _completion(response: httpx.Response) -> Completion:
     if response.status_code != 200:
         return Completion(ok=False, http=response.status_code, detail=_message(response))
     try:
-        reason = response.json()["choices"][0]["finish_reason"]
+        reason = read_peer_json(response.content)["choices"][0]["finish_reason"]
     except (ValueError, LookupError, TypeError):
         return Completion(ok=False, http=200, detail=f"not a completion: {response.text[:_MAX_SHOWN]!r}")
     if not isinstance(reason, str) or reason == "abort":
@@ -200,7 +200,7 @@ def _completion(response: httpx.Response) -> Completion:
 def _message(response: httpx.Response) -> str:
     """The engine's own words: `error.message` or `message` of a JSON body, else the beginning of the text."""
     try:
-        body = json.loads(response.text)
+        body = read_peer_json(response.content)
         words = body["error"]["message"] if "error" in body else body["message"]
     except (ValueError, LookupError, TypeError):
         words = response.text

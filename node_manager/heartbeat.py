@@ -14,6 +14,7 @@ import httpx
 from pydantic import ValidationError
 
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
+from service.json_reader import read_peer_json
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Heartbeat:
                 self._on_unknown()
             return False
         try:
-            self._on_reply(HeartbeatReply.model_validate(response.json()["data"]))
+            self._on_reply(HeartbeatReply.model_validate(read_peer_json(response.content)["data"]))
         except (ValidationError, ValueError, LookupError, TypeError) as error:
             self._say(f"a reply that cannot be read: {' '.join(str(error).split())[:200]}")
             return False
@@ -94,6 +95,6 @@ class Heartbeat:
 
 def _says_unknown(response: httpx.Response) -> bool:
     try:
-        return response.status_code == _UNAVAILABLE and response.json()["data"]["reason"] == _UNKNOWN_INSTANCE
+        return response.status_code == _UNAVAILABLE and read_peer_json(response.content)["data"]["reason"] == _UNKNOWN_INSTANCE
     except (ValueError, LookupError, TypeError):
         return False

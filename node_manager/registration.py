@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from domain.messages.registration import RegisterReply, RegisterRequest
 from node_manager.waiting import set_within
+from service.json_reader import read_peer_json
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Registration:
             async with asyncio.timeout(self._timeout_sec):
                 response = await self._http.post(self._url, json=self._request().model_dump(mode="json"))
             if response.status_code == _OK:
-                return RegisterReply.model_validate(response.json()["data"])
+                return RegisterReply.model_validate(read_peer_json(response.content)["data"])
             self._obstructed(f"HTTP {response.status_code}: {response.text[:300]}")
         except (httpx.HTTPError, TimeoutError) as error:
             self._obstructed(f"no answer: {error or type(error).__name__}")

@@ -6,7 +6,7 @@ raise `HttpError` for it. What nobody raised on purpose has the same shape:
 
 | what came | status | reason |
 |---|---|---|
-| malformed JSON | 400 | MALFORMED_JSON |
+| malformed JSON, too much of it, or too slowly | 400, 413, 408 | MALFORMED_JSON, TOO_LARGE, TOO_SLOW (`service.door`) |
 | wrong type, missing or unknown field, value out of range | 400 | INVALID, with each field, value and why |
 | unknown route / wrong method | 404 / 405 | NOT_FOUND / METHOD_NOT_ALLOWED |
 | a domain error that no handler met: Transient / any other | 503 / 502 | the error's own |
@@ -24,6 +24,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final
 
 import uvicorn
@@ -35,6 +36,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from domain.errors import AutotomyError, Refused, Transient
+from service.door import BodyDoor, DoorReason, PunctualProtocol
 from service.stop import sleep_unless_stopped
 
 log = logging.getLogger(__name__)
@@ -42,12 +44,14 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE_SEC: Final = 75
 _TICK_SEC: Final = 0.1  # uvicorn counts ten of them as a second
 _MAX_SHOWN_VALUE: Final = 120
+_MAX_SHOWN_ERRORS: Final = 20
+_MAX_SHOWN_ITEMS: Final = 8
+_MAX_SHOWN_DEPTH: Final = 4
 
 
 class HttpReason(StrEnum):
     """Reasons that belong to HTTP itself; each peer's own reasons are in its messages module."""
 
-    MALFORMED_JSON = "MALFORMED_JSON"
     INVALID = "INVALID"
     NOT_FOUND = "NOT_FOUND"
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
@@ -73,20 +77,34 @@ class HttpError(Exception):
         return failure(self.status, self.reason, self.message, headers=self.headers, **self.data)
 
 
-def success(data: object = None) -> JSONResponse:
+class Envelope(JSONResponse):
+    """An answer of ours. Text that no encoding can write, should any ever get here, costs its characters, not the answer."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
+
+
+def success(data: object = None) -> Envelope:
     """200 with `data` (pydantic models welcome) in the envelope."""
-    return JSONResponse({"code": 200, "message": "Success", "data": jsonable_encoder(data)})
+    return Envelope({"code": 200, "message": "Success", "data": jsonable_encoder(data)})
 
 
-def failure(status: int, reason: str, message: str, *, headers: Mapping[str, str] | None = None, **data: object) -> JSONResponse:
+def failure(status: int, reason: str, message: str, *, headers: Mapping[str, str] | None = None, **data: object) -> Envelope:
     """`status` with `{"reason", …data}` in the envelope."""
     body = {"code": status, "message": message, "data": jsonable_encoder({"reason": str(reason), **data})}
-    return JSONResponse(body, status_code=status, headers=dict(headers) if headers else None)
+    return Envelope(body, status_code=status, headers=dict(headers) if headers else None)
 
 
-def create_app(title: str, *, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    """A FastAPI application whose every answer, also to nonsense, is in the envelope. OpenAPI at /docs."""
+def create_app(
+    title: str, *, lifespan: Lifespan[FastAPI] | None = None, body_limits: Mapping[str, int] = MappingProxyType({})
+) -> FastAPI:
+    """A FastAPI application whose every answer, also to nonsense, is in the envelope. OpenAPI at /docs.
+
+    `body_limits`: bytes by the beginning of a path, for routes that take larger bodies than most (`service.door`).
+    """
     app = FastAPI(title=title, lifespan=lifespan, redoc_url=None, strict_content_type=False)
+    app.add_middleware(BodyDoor, limits=body_limits, refuse=failure)
     app.add_middleware(_BugBarrier)
     app.add_exception_handler(HttpError, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -122,14 +140,17 @@ def invalid(details: Sequence[Mapping[str, Any]]) -> HttpError:
     """A 400 that names each field, its value and why, from pydantic's error details (`ValidationError.errors()`)."""
     if any(detail["type"] == "json_invalid" for detail in details):
         why = details[0].get("ctx", {}).get("error", details[0]["msg"])
-        return HttpError(400, HttpReason.MALFORMED_JSON, f"the body is not JSON: {why}")
-    errors = [_field_error(detail) for detail in details]
-    return HttpError(400, HttpReason.INVALID, "; ".join(map(_in_words, errors)), errors=errors)
+        return HttpError(400, DoorReason.MALFORMED_JSON, f"the body is not JSON: {why}")
+    errors = [_field_error(detail) for detail in details[:_MAX_SHOWN_ERRORS]]
+    words = "; ".join(map(_in_words, errors))
+    if len(details) > len(errors):
+        words += f"; and {len(details) - len(errors)} more"
+    return HttpError(400, HttpReason.INVALID, words, errors=errors)
 
 
 def _field_error(detail: Mapping[str, Any]) -> dict[str, str]:
     """`field` is "body" where the whole contradicts itself; `value` is JSON, as it came, cut where it is long."""
-    path = [str(part) for part in detail["loc"]]
+    path = [str(part)[:_MAX_SHOWN_VALUE] for part in detail["loc"]]
     if len(path) > 1 and path[0] == "body":
         path = path[1:]
     return {
@@ -147,11 +168,30 @@ def _in_words(error: Mapping[str, str]) -> str:
 
 
 def _shown(value: object) -> str:
-    try:
-        text = json.dumps(jsonable_encoder(value), ensure_ascii=False)
-    except (ValueError, TypeError, RecursionError):
-        text = repr(value)
+    """As JSON, cut: only what can be shown is encoded, however much was sent."""
+    text = json.dumps(
+        _beginning(value, _MAX_SHOWN_DEPTH), ensure_ascii=False, default=lambda other: repr(other)[:_MAX_SHOWN_VALUE]
+    )
     return text if len(text) <= _MAX_SHOWN_VALUE else text[: _MAX_SHOWN_VALUE - 1] + "…"
+
+
+def _beginning(value: object, depth: int) -> object:
+    match value:
+        case str() | bytes():
+            return str(value[:_MAX_SHOWN_VALUE], "utf-8", "replace") if isinstance(value, bytes) else value[:_MAX_SHOWN_VALUE]
+        case bool() | float() | None:
+            return value
+        case int():
+            return value if value.bit_length() < 4 * _MAX_SHOWN_VALUE else f"a whole number of {value.bit_length()} bits"
+        case Mapping() if depth:
+            some = itertools.islice(value.items(), _MAX_SHOWN_ITEMS)
+            return {str(key)[:_MAX_SHOWN_VALUE]: _beginning(one, depth - 1) for key, one in some}
+        case list() | tuple() if depth:
+            return [_beginning(one, depth - 1) for one in value[:_MAX_SHOWN_ITEMS]]
+        case Mapping() | list() | tuple():
+            return "…"
+        case _:
+            return repr(value)[:_MAX_SHOWN_VALUE]
 
 
 class _BugBarrier:
@@ -278,6 +318,7 @@ async def serve_socket(
 def _uvicorn_config(app: ASGIApp, grace_sec: float, access_log: bool) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
+        http=PunctualProtocol,
         log_config=None,
         access_log=access_log,
         server_header=False,

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from domain.address import host_port
 from domain.engine import EngineStatus, EntrySource, RankEntry
 from domain.hardware import HardwareEvidence
 from domain.messages.controller import MotorStatus, SoftwareFaultReport
@@ -269,7 +270,7 @@ def _earliest(first: float | None, now: float) -> float:
 
 def from_pod(report: PodReport, received_at: float) -> tuple[Report, ...]:
     """A NodeManager's report in our form, in its own order."""
-    manager = f"{report.pod_ip}:{report.node_manager_port}"
+    manager = host_port(report.pod_ip, report.node_manager_port)
     return tuple(
         _from_rank(rank_report, manager, report.incarnation, received_at)
         for rank_report in sorted(report.reports, key=lambda one: one.sequence)
@@ -311,7 +312,7 @@ def from_motor(report: SoftwareFaultReport, received_at: float) -> Report:
         status=status,
         source=EntrySource.ENGINE,
         received_at=received_at,
-        node_manager=f"{report.pod_ip}:{report.node_manager_port}" if report.node_manager_port else report.pod_ip,
+        node_manager=host_port(report.pod_ip, report.node_manager_port) if report.node_manager_port else report.pod_ip,
         entry=RankEntry(
             id=report.engine_id,
             status=status,

@@ -4,18 +4,15 @@ NodeManagers' reports in our form are `node_manager.PodReport`; the models here 
 """
 
 from enum import IntEnum
-from typing import Annotated, Final
-from urllib.parse import urlsplit
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt
+from pydantic import Field, StrictBool
 
-from domain.engine import EngineStatus, FtCapability
+from domain.address import Host, PeerUrl
+from domain.engine import EngineStatus, FtCapability, Mask
 from domain.messages.node_manager import FtPacing
-from domain.model import Generation, InstanceId, Port, Rank, Strict, Tolerant
+from domain.model import MAX_EPOCH_SEC, Generation, Incarnation, InstanceId, Name, Port, Rank, Said, Strict, Tolerant, Word
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Role, Topology
-
-_LONGEST_LABEL: Final = 63
-"""Of a host's name, between its dots (RFC 1035)."""
 
 
 class MotorStatus(IntEnum):
@@ -33,8 +30,8 @@ class MotorStatus(IntEnum):
 class InstanceDeclaration(Strict):
     """PUT /controller/instances/<id>: an instance, declared as a whole."""
 
-    job_name: str = Field(min_length=1)
-    model_name: str = Field(min_length=1)
+    job_name: Name
+    model_name: Name
     role: Role = Role.UNION
     parallel_config: ParallelConfig
     dp_master_port: Port
@@ -49,38 +46,38 @@ class InstanceDeclaration(Strict):
 
 
 class AdditionalInfo(Strict):
-    ft_state: str | None = None
-    ft_error: str | None = None
-    mask: tuple[StrictInt, ...] | None = None
-    last_ft_request_id: str | None = None
+    ft_state: Said | None = None
+    ft_error: Said | None = None
+    mask: Mask | None = None
+    last_ft_request_id: Said | None = None
 
 
 class SoftwareFaultReport(Strict):
     """POST /controller/report_software_fault, Motor's single form."""
 
     instance_id: InstanceId
-    pod_ip: str = Field(min_length=1)
+    pod_ip: Host
     node_manager_port: Port | None = None
     engine_id: Rank
     engine_status: Annotated[int, Field(strict=True, ge=0, le=2)]
-    exception_type: str | None = None
-    exception_message: str | None = None
+    exception_type: Said | None = None
+    exception_message: Said | None = None
     additional_info: AdditionalInfo | None = None
 
 
 class ReportReply(Tolerant):
     accepted: StrictBool
-    reason: str
+    reason: Said
 
 
 class HeartbeatRequest(Strict):
     """POST /controller/heartbeat: one Pod's ranks, "normal" or another word."""
 
-    job_name: str
+    job_name: Word
     instance_id: InstanceId
-    pod_ip: str = Field(min_length=1)
+    pod_ip: Host
     nm_port: Port
-    endpoints: dict[str, str]
+    endpoints: dict[Word, Word]
 
 
 class HeartbeatReply(Tolerant):
@@ -91,17 +88,6 @@ class HeartbeatReply(Tolerant):
     fault_tolerance_config: FtPacing | None = None
 
 
-def peer_url(url: str) -> str:
-    """The URL, if a connection to it can be tried at all; one that is remembered wrongly fails each push. Raises ValueError."""
-    parts = urlsplit(url)  # ValueError: an address in brackets that is none, a port that is no number, or no port
-    host = parts.hostname or ""
-    labels = host.removesuffix(".").split(".")
-    named = ":" in host or all(0 < len(label) <= _LONGEST_LABEL and label.isascii() for label in labels)
-    if parts.scheme not in ("http", "https") or not named or any(c.isspace() for c in url) or parts.port == 0:
-        raise ValueError("write http://host:port or https://host:port, the host as DNS has it")
-    return url
-
-
 class CoordinatorAnnouncement(Strict):
     """POST /controller/coordinators: a Coordinator says where it is, which life this is, and whether it has a view.
 
@@ -109,14 +95,14 @@ class CoordinatorAnnouncement(Strict):
     again; without this figure each announcement is an entry in a history.
     """
 
-    url: Annotated[str, AfterValidator(peer_url)]
-    incarnation: str = Field(min_length=1)
+    url: PeerUrl
+    incarnation: Incarnation
     has_view: StrictBool
-    last_push_sec_ago: float | None = Field(default=None, strict=True, ge=0)
+    last_push_sec_ago: Annotated[float, Field(strict=True, ge=0, le=MAX_EPOCH_SEC)] | None = None
 
 
 class TerminateRequest(Strict):
     """POST /controller/terminate_instance."""
 
     instance_id: InstanceId
-    reason: str = ""
+    reason: Said = ""

@@ -8,20 +8,17 @@ Requests are strict. Replies are tolerant: a Coordinator may say more than we re
 """
 
 from enum import StrEnum
-from typing import Annotated
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import StrictBool, model_validator
 
-from domain.model import InstanceId, Port, Rank, Revision, Strict, Tolerant
+from domain.address import Host
+from domain.model import Incarnation, InstanceId, Port, Rank, Revision, Said, Strict, Tolerant, Word
 from domain.topology import Role
 
 REFRESH_PATH = "/instances/refresh"
 INSTANCES_PATH = "/instances"
 RANK_HEADER = "x-autotomy-rank"
 INSTANCE_HEADER = "x-autotomy-instance"
-
-Incarnation = Annotated[str, Field(min_length=1, max_length=200)]
-PodIp = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class RefreshEvent(StrEnum):
@@ -38,9 +35,9 @@ class RefreshEndpoint(Strict):
     """One endpoint of an instance. `status` is the sender's remark; it is kept and not judged."""
 
     id: Rank
-    ip: Annotated[str, Field(min_length=1, max_length=255)]
+    ip: Host
     business_port: Port
-    status: str = "normal"
+    status: Word = "normal"
     headless: StrictBool = False
 
 
@@ -51,11 +48,11 @@ class RefreshInstance(Strict):
     """
 
     id: InstanceId
-    job_name: str = ""
-    model_name: str = ""
+    job_name: Word = ""
+    model_name: Word = ""
     role: Role = Role.UNION
     revision: Revision | None = None
-    endpoints: dict[PodIp, dict[str, RefreshEndpoint]] = {}
+    endpoints: dict[Host, dict[Word, RefreshEndpoint]] = {}
 
     @model_validator(mode="after")
     def _keys_are_ids(self) -> "RefreshInstance":
@@ -116,13 +113,13 @@ class RefreshOutcome(Tolerant):
 class RefreshReply(Tolerant):
     """200 to a refresh."""
 
-    status: str = "success"
+    status: Word = "success"
     data: RefreshOutcome
 
 
 class RefreshConflictData(Tolerant):
     reason: ConflictReason
-    incarnation: str | None = None
+    incarnation: Incarnation | None = None
     """The Coordinator's present incarnation."""
 
 
@@ -130,7 +127,7 @@ class RefreshConflictReply(Tolerant):
     """409 to a refresh; `reason` and `data.reason` are the same."""
 
     reason: ConflictReason
-    message: str = ""
+    message: Said = ""
     data: RefreshConflictData
 
 
@@ -138,9 +135,9 @@ class PublishedEndpoint(Tolerant):
     """One endpoint as the Coordinator holds it."""
 
     id: Rank
-    ip: str
+    ip: Host
     business_port: Port
-    status: str = "normal"
+    status: Word = "normal"
     headless: StrictBool = False
 
 
@@ -148,12 +145,12 @@ class PublishedInstance(Tolerant):
     """One instance as the Coordinator holds it; one without endpoints is withdrawn, its revision still counts."""
 
     id: InstanceId
-    job_name: str = ""
-    model_name: str = ""
+    job_name: Word = ""
+    model_name: Word = ""
     role: Role = Role.UNION
     revision: Revision | None = None
     paused: StrictBool = False
-    endpoints: dict[str, dict[str, PublishedEndpoint]] = {}
+    endpoints: dict[Host, dict[Word, PublishedEndpoint]] = {}
 
     @property
     def ranks(self) -> tuple[int, ...]:

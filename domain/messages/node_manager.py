@@ -10,11 +10,30 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, field_validator
 
-from domain.engine import EntrySource, Instruction, RankEntry
-from domain.model import Generation, InstanceId, Port, Rank, RequestId, Strict, Tolerant, WireNumber, WireSeconds
+from domain.address import Host
+from domain.engine import EntrySource, Instruction, Mask, RankEntry
+from domain.model import (
+    MAX_RANKS,
+    Count,
+    Generation,
+    Incarnation,
+    InstanceId,
+    Name,
+    Port,
+    Rank,
+    RequestId,
+    Said,
+    Strict,
+    Tolerant,
+    WireNumber,
+    WireSeconds,
+    Word,
+)
 from domain.topology import Endpoint, Role
 
 FT_PREFIX = "/node-manager/fault-tolerance"
+
+HttpStatus = Annotated[StrictInt, Field(ge=0, le=999)]
 
 
 class NodeManagerReason(StrEnum):
@@ -36,6 +55,7 @@ class NodeManagerReason(StrEnum):
     STALE = "STALE"  # commit of an old generation
     ABORTED = "ABORTED"  # an abort came between the intent and the engine call
     NOT_STARTED = "NOT_STARTED"  # no start command has been taken yet: no endpoints are known
+    LOOP_FAILED = "LOOP_FAILED"  # a loop of the NodeManager failed by a bug, and was begun again
     JOURNAL = "JOURNAL"  # the journal cannot be read or written: fails closed
     NO_ENGINE_COMMAND = "NO_ENGINE_COMMAND"  # the config file describes no engine for an endpoint, or its program is missing
     OTHER_INSTANCE = "OTHER_INSTANCE"  # engines of another instance run here: that one must be stopped first
@@ -45,12 +65,12 @@ class NodeManagerReason(StrEnum):
 class StatusRequest(Strict):
     """POST …/status: the entries of these ranks of this Pod, read from their engines now."""
 
-    endpoint_ids: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=4096)]
+    endpoint_ids: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
 
 
 class StatusReply(Tolerant):
-    engines: dict[str, RankEntry]
-    node_manager_incarnation: str = ""
+    engines: dict[Word, RankEntry]
+    node_manager_incarnation: Word = ""
 
     def entries(self) -> dict[int, RankEntry]:
         return {entry.id: entry for entry in self.engines.values()}
@@ -76,14 +96,14 @@ class ApplyParams(Strict):
     """`dp_master_rank` is stripped by the NodeManager, which adds `dp_store_port` = dp_master_port + dp_master_rank."""
 
     removed_dp_ranks: tuple[Rank, ...] = ()
-    dp_master_ip: str | None = None
+    dp_master_ip: Host | None = None
     dp_master_rank: Rank | None = None
 
 
 class ApplyRequest(Strict):
     """POST …/apply: one instruction to these engines, each called at most once per request id, ever."""
 
-    endpoint_ids: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=4096)]
+    endpoint_ids: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
     instruction: Instruction
     params: ApplyParams
     request_id: RequestId
@@ -94,13 +114,13 @@ class ApplyRequest(Strict):
 class EngineApplied(Tolerant):
     """What one engine answered: its HTTP status (202 is the only acceptance), or None where it could not be learnt."""
 
-    http: StrictInt | None
-    message: str | None = None
+    http: HttpStatus | None
+    message: Said | None = None
 
 
 class ApplyReply(Tolerant):
     status: Literal["accepted"]
-    engines: dict[str, EngineApplied]
+    engines: dict[Word, EngineApplied]
 
 
 class FinalizeRequest(Strict):
@@ -120,7 +140,7 @@ class FinalizeReply(Tolerant):
 class ProbeRequest(Strict):
     """POST …/probe (ours): one completion of one token on each of these ranks, within `timeout_sec`."""
 
-    endpoint_ids: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=4096)]
+    endpoint_ids: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
     timeout_sec: Annotated[float, Field(strict=True, gt=0, le=600)]
 
 
@@ -128,13 +148,13 @@ class ProbeResult(Tolerant):
     """`ok` is HTTP 200 with a finish reason that is not `abort`."""
 
     ok: StrictBool
-    http: StrictInt | None = None
-    finish_reason: str | None = None
-    detail: str | None = None
+    http: HttpStatus | None = None
+    finish_reason: Said | None = None
+    detail: Said | None = None
 
 
 class ProbeReply(Tolerant):
-    engines: dict[str, ProbeResult]
+    engines: dict[Word, ProbeResult]
 
 
 class PaceRequest(Strict):
@@ -160,13 +180,13 @@ class StartRequest(Strict):
     `dead_committed`; ranks in it are not started.
     """
 
-    job_name: str
+    job_name: Name
     role: Role
     instance_id: InstanceId
     generation: Generation
     dead_committed: tuple[Rank, ...] = ()
     endpoints: tuple[Endpoint, ...]
-    master_dp_ip: str
+    master_dp_ip: Host
     dp_master_port: Port
     fault_tolerance_config: FtPacing | None = None
 
@@ -175,8 +195,8 @@ class StartReply(Tolerant):
     """`engines`: incarnation per started or already running rank."""
 
     status: Literal["started", "unchanged"]
-    incarnation: str
-    engines: dict[str, str]
+    incarnation: Incarnation
+    engines: dict[Word, Word]
 
 
 class StopRequest(Strict):
@@ -187,13 +207,13 @@ class StopRequest(Strict):
     """
 
     generation: Generation | None = None
-    incarnation: str | None = None
+    incarnation: Incarnation | None = None
     instance_id: InstanceId | None = None
 
 
 class StopReply(Tolerant):
     status: Literal["stopping", "ignored"]
-    incarnation: str
+    incarnation: Incarnation
 
 
 class EngineRestartAction(StrEnum):
@@ -216,21 +236,21 @@ class EngineRestartRequest(Strict):
 
 class EngineRestartReply(Tolerant):
     status: Literal["restarting", "aborted", "unchanged", "stopping", "stopped"]
-    incarnation: str
+    incarnation: Incarnation
 
 
 class PauseReply(Tolerant):
     """POST /node-manager/pause and …/resume (PreStop): whether faults are kept back now."""
 
     status: Literal["paused", "running"]
-    incarnation: str
+    incarnation: Incarnation
 
 
 class LivenessReply(Tolerant):
     """GET /liveness. `instance_id`: of the start command that holds, None without one (ours)."""
 
-    status: str
-    incarnation: str = ""
+    status: Word
+    incarnation: Word = ""
     instance_id: InstanceId | None = None
 
 
@@ -241,8 +261,8 @@ class PodStatusReply(Tolerant):
 
 
 class GuardRecord(Tolerant):
-    request_id: str
-    generation: StrictInt | None
+    request_id: Word
+    generation: Generation | None
     expires_in_sec: WireNumber
     live: StrictBool
     applied: StrictBool
@@ -251,28 +271,28 @@ class GuardRecord(Tolerant):
 class TransactionRecord(Tolerant):
     """One request id as the journal knows it. `verdict`: committed, aborted, or None while open."""
 
-    request_id: str
-    generation: StrictInt | None = None
+    request_id: Word
+    generation: Generation | None = None
     guarded: StrictBool = False
-    apply_engines: dict[str, EngineApplied] = {}
-    apply_outcome: str | None = None  # "accepted", or a NodeManagerReason
-    instruction: str | None = None
+    apply_engines: dict[Word, EngineApplied] = {}
+    apply_outcome: Word | None = None  # "accepted", or a NodeManagerReason
+    instruction: Word | None = None
     removed_dp_ranks: tuple[Rank, ...] = ()
-    verdict: str | None = None
+    verdict: Word | None = None
     retired_endpoint_ids: tuple[Rank, ...] = ()
 
 
 class JournalReply(Tolerant):
     """GET …/journal (ours): what a FaultManager without memory needs to know (design §1)."""
 
-    incarnation: str
+    incarnation: Incarnation
     instance_id: InstanceId | None
     highest_generation: Generation
     retired_ranks: tuple[Rank, ...]
     dead_committed: tuple[Rank, ...]
     guard: GuardRecord | None
     transactions: tuple[TransactionRecord, ...]
-    engines: dict[str, str] = {}
+    engines: dict[Word, Word] = {}
 
 
 class RankReport(Strict):
@@ -283,25 +303,25 @@ class RankReport(Strict):
 
     engine_id: Rank
     engine_status: Annotated[StrictInt, Field(ge=0, le=2)]
-    engine_incarnation: str | None = None
-    sequence: Annotated[StrictInt, Field(ge=0)]
+    engine_incarnation: Incarnation | None = None
+    sequence: Count
     source: EntrySource
-    exception_type: str | None = None
-    exception_message: str | None = None
-    ft_state: str | None = None
-    ft_error: str | None = None
-    mask: tuple[StrictInt, ...] | None = None
-    last_ft_request_id: str | None = None
+    exception_type: Said | None = None
+    exception_message: Said | None = None
+    ft_state: Said | None = None
+    ft_error: Said | None = None
+    mask: Mask | None = None
+    last_ft_request_id: Said | None = None
 
 
 class PodReport(Strict):
     """POST /controller/report_software_fault, our form: all changes that one poll of one Pod saw."""
 
     instance_id: InstanceId
-    pod_ip: str = Field(min_length=1)
+    pod_ip: Host
     node_manager_port: Port
-    incarnation: str
-    reports: Annotated[tuple[RankReport, ...], Field(min_length=1, max_length=4096)]
+    incarnation: Incarnation
+    reports: Annotated[tuple[RankReport, ...], Field(min_length=1, max_length=MAX_RANKS)]
 
     @field_validator("reports")
     @classmethod

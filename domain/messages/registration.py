@@ -9,9 +9,10 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
+from domain.address import Host
 from domain.engine import FtCapability
 from domain.messages.node_manager import FtPacing
-from domain.model import Generation, InstanceId, Port, Rank, Strict, Tolerant
+from domain.model import MAX_RANKS, Count, Generation, Incarnation, InstanceId, Name, Port, Rank, Strict, Tolerant, Word
 from domain.topology import Endpoint, NodeManagerAddress, ParallelConfig, Role
 
 DEFAULT_DP_MASTER_PORT = 29500
@@ -24,16 +25,16 @@ class PodRegistration(Strict):
     `dp_master_port` (ours): that of `node_rank` 0 counts for the instance.
     """
 
-    job_name: str = Field(min_length=1)
-    model_name: str = Field(min_length=1)
+    job_name: Name
+    model_name: Name
     role: Role = Role.UNION
-    pod_ip: str = Field(min_length=1)
+    pod_ip: Host
     nm_port: Port
-    node_name: str = ""
+    node_name: Word = ""
     node_rank: Annotated[StrictInt, Field(ge=0, le=4095)]
     nnodes: Annotated[StrictInt, Field(ge=1, le=4096)]
-    business_ports: Annotated[tuple[Port, ...], Field(min_length=1, max_length=4096)]
-    device_ids: tuple[tuple[str, ...], ...] = ()
+    business_ports: Annotated[tuple[Port, ...], Field(min_length=1, max_length=MAX_RANKS)]
+    device_ids: tuple[tuple[Word, ...], ...] = ()
     parallel_config: ParallelConfig
     dp_master_port: Port = DEFAULT_DP_MASTER_PORT
     ft_capability: FtCapability | None = None
@@ -81,7 +82,7 @@ class RegisterRequest(PodRegistration):
     instance the number that it had.
     """
 
-    incarnation: str = Field(min_length=1, max_length=200)
+    incarnation: Incarnation
     known_generation: Generation = 0
     known_instance_id: InstanceId | None = None
 
@@ -110,9 +111,9 @@ class RegisterReply(Tolerant):
     generation: Generation
     dead_committed: tuple[Rank, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
-    master_dp_ip: str | None = None
+    master_dp_ip: Host | None = None
     dp_master_port: Port
     hold: StrictBool
     hold_reason: Hold | None = None
-    waiting_for: tuple[StrictInt, ...] = ()
+    waiting_for: tuple[Count, ...] = ()
     fault_tolerance_config: FtPacing | None = None

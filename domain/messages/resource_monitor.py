@@ -1,8 +1,15 @@
 """What the resource monitor tells the Controller: hardware faults of cards and nodes (contracts §3, §6)."""
 
-from pydantic import Field, StrictBool
+from typing import Annotated
 
-from domain.model import InstanceId, Strict
+from pydantic import AfterValidator, Field, StrictBool
+
+from domain.model import InstanceId, Said, Strict, Word, one_line
+
+NodeName = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(one_line)]
+FaultCode = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(one_line)]
+CardNames = Annotated[str, Field(max_length=1000), AfterValidator(one_line)]
+"""One card ("Ascend910-3"), several with commas between, or none: the whole node."""
 
 
 class HardwareFaultReport(Strict):
@@ -11,26 +18,26 @@ class HardwareFaultReport(Strict):
     A level that nobody knows, or none, is accepted: it counts as an L6 that cannot be mapped, never as harmless.
     """
 
-    node_name: str = Field(min_length=1, max_length=253)
-    fault_code: str = Field(min_length=1, max_length=200)
-    npu_name: str = Field(default="", max_length=1000)
-    level: str = Field(default="", max_length=100)
-    source: str = Field(default="", max_length=200)
+    node_name: NodeName
+    fault_code: FaultCode
+    npu_name: CardNames = ""
+    level: Word = ""
+    source: Word = ""
 
 
 class HardwareFaultClear(Strict):
     """POST /controller/clear_hardware_fault: this fault of this card (or node) is gone. `level` and `source` are ignored."""
 
-    node_name: str = Field(min_length=1, max_length=253)
-    fault_code: str = Field(min_length=1, max_length=200)
-    npu_name: str = Field(default="", max_length=1000)
-    level: str = ""
-    source: str = ""
+    node_name: NodeName
+    fault_code: FaultCode
+    npu_name: CardNames = ""
+    level: Word = ""
+    source: Word = ""
 
 
 class HardwareReply(Strict):
     """Whether anybody had use for it, and which instances were told."""
 
     accepted: StrictBool
-    reason: str
+    reason: Said
     instances: tuple[InstanceId, ...] = ()

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from domain.config import FaultToleranceConfig
 from domain.engine import Instruction, RankEntry
-from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Strict
+from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Said, Strict
 from domain.runtime import FtPhase, GateRecord
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Observation, Question, Watch
@@ -60,9 +60,9 @@ class RoundOrder(TransactionOrder):
 class PeerRefusal(Strict):
     """A NodeManager or Coordinator that said no, or could not be asked: which, the reason word, and its message."""
 
-    peer: str
-    reason: str
-    message: str
+    peer: Said
+    reason: Said
+    message: Said
 
 
 class Lease(Strict):

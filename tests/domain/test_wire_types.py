@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -73,3 +73,40 @@ def test_a_capability_with_a_boolean_for_a_number_is_refused() -> None:
     said = {"enabled": True, "scale_down_supported": True, "external_lb": True, "eplb_enabled": True}
     with pytest.raises(ValidationError, match="num_redundant_experts"):
         FtCapability.model_validate({**said, "num_redundant_experts": True})
+
+
+def unbounded(schema: Any, where: str = "") -> Iterator[str]:
+    """Where in a pydantic-core schema a number has no bound, or a text no greatest length."""
+    if isinstance(schema, list | tuple):
+        for one in schema:
+            yield from unbounded(one, where)
+    if not isinstance(schema, dict):
+        return
+    match schema.get("type"):
+        case "str" if "max_length" not in schema and "pattern" not in schema:
+            yield f"{where}: a text without a greatest length"
+        case "int" | "float" if not ({"le", "lt"} & schema.keys() and {"ge", "gt"} & schema.keys()):
+            yield f"{where}: a number without bounds"
+        case "model-field":
+            yield from unbounded(schema["schema"], where)
+            return
+        case "model-fields":
+            for name, field in schema["fields"].items():
+                yield from unbounded(field, f"{where}.{name}")
+            return
+    for key, inner in schema.items():
+        if key not in ("metadata", "ref", "serialization"):
+            yield from unbounded(inner, where)
+
+
+@pytest.mark.parametrize("model", [pytest.param(model, id=model.__name__) for model in models()])
+def test_every_number_has_bounds_and_every_text_a_length(model: type[BaseModel]) -> None:
+    assert not list(unbounded(model.__pydantic_core_schema__, model.__name__))
+
+
+def test_a_field_without_bounds_is_found() -> None:
+    class Careless(BaseModel):
+        count: int
+        told: dict[str, float]
+
+    assert len(list(unbounded(Careless.__pydantic_core_schema__, "Careless"))) == 3

@@ -17,13 +17,14 @@ from tests.listening import listening
 
 @dataclass
 class FakeEngine:
-    """`status_*` and `apply_*` may be changed at any time. `applies` holds every body that arrived."""
+    """`status_*` and `apply_*` may be changed at any time; `status_raw` is sent as it is. `applies`: every body that arrived."""
 
     rank: int = 0
     dialect: str = "v1"
     api_key: str | None = None
     status_code: int = 200
     status_body: object | None = None
+    status_raw: bytes | None = None
     status_delay_sec: float = 0.0
     entry: dict[str, Any] = field(default_factory=dict)
     health_code: int = 200
@@ -67,6 +68,8 @@ class FakeEngine:
         return answer
 
     def _status_now(self) -> Response:
+        if self.status_raw is not None:
+            return Response(self.status_raw, status_code=self.status_code, media_type="application/json")
         if isinstance(self.status_body, str):
             return Response(self.status_body, status_code=self.status_code)
         entry = {"id": self.rank, "status": "healthy", **self.entry}
