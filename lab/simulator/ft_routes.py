@@ -36,7 +36,7 @@ def ft_routes(engine: Engine) -> list[Route]:
         return _status(engine)
 
     async def apply(request: Request) -> Response:
-        return await _apply(engine, await request.body())
+        return await _apply(engine, await request.body(), request.headers.get("content-type", ""))
 
     return [
         Route(f"{prefix}/status", status, methods=["GET"]),
@@ -80,9 +80,9 @@ def _entry(rank: int, entry: Entry) -> dict[str, Any]:
     return {"id": rank, "status": entry.status} | {key: value for key, value in optional.items() if value is not None}
 
 
-async def _apply(engine: Engine, body: bytes) -> Response:
+async def _apply(engine: Engine, body: bytes, content_type: str) -> Response:
     try:
-        command = _read_command(engine.options.dialect, body)
+        command = _read_command(engine.options.dialect, body, content_type)
     except ApiError as error:
         log_apply(engine, body, error.http)
         raise
@@ -119,17 +119,23 @@ def log_apply(engine: Engine, body: bytes, http: int, request_id: str | None = N
     )
 
 
-def _read_command(dialect: Dialect, body: bytes) -> Command:
-    """Parse an apply; `params` are looked at only as far as being an object."""
+def _read_command(dialect: Dialect, body: bytes, content_type: str) -> Command:
+    """Parse an apply, with the words that vLLM has for each refusal; `params` are looked at only as far as being an object."""
+    if content_type.lower().partition(";")[0].strip() != "application/json":
+        raise ApiError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     try:
         said = json.loads(body)
     except ValueError:
         raise ApiError(400, "Invalid JSON format") from None
     if not isinstance(said, dict):
-        raise ApiError(400, "Request body must be an object.")
+        raise ApiError(400, "Request body must be a JSON object.")
     instruction = said.get("instruction")
-    if not isinstance(instruction, str) or instruction not in _INSTRUCTIONS[dialect]:
-        raise ApiError(400, f"Invalid instruction: {instruction!r}.")
+    if instruction is None:
+        raise ApiError(400, "'instruction' is required.")
+    if isinstance(instruction, list | dict):  # looked up in a set there
+        raise ApiError(400, f"unhashable type: '{type(instruction).__name__}'")
+    if instruction not in _INSTRUCTIONS[dialect]:
+        raise ApiError(400, f"Invalid instruction: '{instruction}'.")
     params = said.get("params", {})
     if not isinstance(params, dict):
         raise ApiError(400, "'params' must be an object.")
@@ -139,7 +145,7 @@ def _read_command(dialect: Dialect, body: bytes) -> Command:
 def _request_id(dialect: Dialect, said: dict[str, Any]) -> str:
     """v1 wants the client's and echoes it; legacy does not read it and makes its own."""
     if dialect == "legacy":
-        return uuid.uuid4().hex
+        return str(uuid.uuid4())
     request_id = said.get("request_id")
     if not isinstance(request_id, str) or not request_id:
         raise ApiError(400, "'request_id' must be a non-empty string.")

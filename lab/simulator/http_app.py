@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hmac
 import json
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -59,7 +60,12 @@ def _own_routes(engine: Engine) -> list[Route]:
 
     async def metrics(_request: Request) -> Response:
         name, label = "vllm:num_requests_running", f'{{model_name="{engine.options.model}"}}'
-        return PlainTextResponse(f"# TYPE {name} gauge\n{name}{label} {engine.running}\n")
+        lines = (
+            f"# HELP {name} Number of requests in model execution batches.",
+            f"# TYPE {name} gauge",
+            f"{name}{label} {engine.running}",
+        )
+        return Response("\n".join(lines) + "\n", media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def state(_request: Request) -> Response:
         looked = await engine.look()
@@ -82,11 +88,19 @@ def _own_routes(engine: Engine) -> list[Route]:
         return JSONResponse({"misbehave": engine.misbehaviour.knobs})
 
     return [
-        Route("/health", health, methods=["GET"]),
+        _only_get("/health", health),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/simulator/state", state, methods=["GET"]),
         Route("/simulator/misbehave", misbehave, methods=["POST"]),
     ]
+
+
+def _only_get(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Starlette answers HEAD wherever it answers GET; vLLM's server has 405 for it."""
+    route = Route(path, endpoint, methods=["GET"])
+    assert route.methods is not None
+    route.methods.discard("HEAD")
+    return route
 
 
 def _read_knobs(body: bytes) -> Misbehaviour:

@@ -1,4 +1,4 @@
-"""The one error shape of the API server: ``{"error": {"message", "type", "param", "code"}}``, as vLLM answers."""
+"""The error shape of the API server: ``{"error": {"message", "type", "param", "code"}}``, as vLLM answers."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ async def answer_api_error(_request: Request, error: Exception) -> Response:
 
 
 async def answer_http_exception(_request: Request, error: Exception) -> Response:
-    """For what the router itself refuses: no such path, wrong method."""
+    """For what the router itself refuses: no such path, wrong method. In FastAPI's own shape, which vLLM leaves as it is."""
     assert isinstance(error, HTTPException)
-    return error_response(error.status_code, error.detail)
+    return JSONResponse({"detail": error.detail}, error.status_code, dict(error.headers or {}))

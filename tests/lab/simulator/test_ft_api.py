@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ async def test_status_starts_healthy_and_bare(v1: Rank, legacy: Rank) -> None:
 
 
 async def test_each_dialect_has_only_its_own_paths(v1: Rank, legacy: Rank) -> None:
-    not_found = {"error": {"message": "Not Found", "type": "Not Found", "param": None, "code": 404}}
+    not_found = {"detail": "Not Found"}
     for rank, other in ((v1, legacy), (legacy, v1)):
         for answer in (await rank.http.get(other.path("status")), await rank.http.post(other.path("apply"), json={})):
             assert (answer.status_code, answer.json()) == (404, not_found)
@@ -47,9 +48,11 @@ async def test_each_dialect_has_only_its_own_paths(v1: Rank, legacy: Rank) -> No
     ("body", "message"),
     [
         (b"{", "Invalid JSON format"),
-        (b"[]", "Request body must be an object."),
+        (b"[]", "Request body must be a JSON object."),
         (b'{"instruction": "pause", "params": {}, "request_id": "x"}', "Invalid instruction: 'pause'."),
-        (b'{"params": {}, "request_id": "x"}', "Invalid instruction: None."),
+        (b'{"params": {}, "request_id": "x"}', "'instruction' is required."),
+        (b'{"instruction": 5, "params": {}, "request_id": "x"}', "Invalid instruction: '5'."),
+        (b'{"instruction": ["retry"], "params": {}, "request_id": "x"}', "unhashable type: 'list'"),
         (b'{"instruction": "retry", "params": [], "request_id": "x"}', "'params' must be an object."),
         (b'{"instruction": "retry", "params": {}}', "'request_id' must be a non-empty string."),
         (b'{"instruction": "retry", "params": {}, "request_id": ""}', "'request_id' must be a non-empty string."),
@@ -58,10 +61,30 @@ async def test_each_dialect_has_only_its_own_paths(v1: Rank, legacy: Rank) -> No
 )
 async def test_malformed_apply_is_refused_with_400_and_logged(v1: Rank, body: bytes, message: str) -> None:
     before = len(v1.log("apply"))
-    answer = await v1.http.post(v1.path("apply"), content=body)
+    answer = await v1.http.post(v1.path("apply"), content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json() == {"error": {"message": message, "type": "Bad Request", "param": None, "code": 400}}
     assert [line["http"] for line in v1.log("apply")[before:]] == [400]
+
+
+async def test_an_apply_of_another_media_type_is_refused(v1: Rank) -> None:
+    for headers in ({}, {"content-type": "text/plain"}):
+        answer = await v1.http.post(v1.path("apply"), content=b'{"instruction": "retry", "params": {}}', headers=headers)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
+
+
+async def test_wrong_methods_and_paths_are_answered_in_fastapis_shape(v1: Rank) -> None:
+    for answer in (await v1.http.head("/health"), await v1.http.post("/health"), await v1.http.get(v1.path("apply"))):
+        assert answer.status_code == 405
+    assert (await v1.http.post("/health")).json() == {"detail": "Method Not Allowed"}
+    assert (await v1.http.get("/nowhere")).json() == {"detail": "Not Found"}
+
+
+async def test_metrics_are_of_version_1_0_0_and_have_help(v1: Rank) -> None:
+    answer = await v1.http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
+    assert answer.text.startswith("# HELP vllm:num_requests_running ")
 
 
 async def test_apply_is_queued_with_202_whatever_the_params_say(v1: Rank) -> None:
@@ -79,7 +102,7 @@ async def test_legacy_knows_retry_only_and_does_not_read_the_request_id(legacy: 
     assert answer.json()["error"]["message"] == "Invalid instruction: 'scale_down'."
     answer = await legacy.http.post(legacy.path("apply"), json={"instruction": "retry", "params": {}})
     assert answer.status_code == 202
-    assert answer.json()["request_id"]
+    assert str(uuid.UUID(answer.json()["request_id"])) == answer.json()["request_id"]
 
 
 async def test_fault_tolerance_off_answers_404_on_both_paths(tmp_path: Path) -> None:
