@@ -22,7 +22,7 @@ from typing import Final
 
 from domain.errors import AutotomyError
 from lab.drills.drill import Drill
-from lab.drills.judge.judge import judge
+from lab.drills.judge.every_drill import judge
 from lab.drills.outcome import DrillReport, Figures, PodStop
 from lab.drills.record import bundle, engine_log, sighting_log, view_log
 from lab.drills.record.completions import ask_each
@@ -37,8 +37,8 @@ from lab.drills.record.observer import NotSeen, Observer, served_ranks
 from lab.drills.record.timeline import Timeline
 from lab.drills.record.traffic import RequestRecord, TrafficClient
 from lab.drills.report.lanes import picture_of
+from lab.drills.report.page import verdict, write_report
 from lab.drills.report.picture import write_picture
-from lab.drills.report.report import verdict, write_report
 from lab.drills.scenarios.failpoints import FailpointDriver
 from lab.drills.scene import Scene
 from lab.stack.client import Stack

@@ -1,20 +1,22 @@
 """The command line: what there is, and what is refused with which words."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lab.drills.__main__ import main
 from lab.drills.drill import Drill
+from lab.drills.judge.processes import killed, stopped
 from lab.drills.outcome import DrillReport
 from lab.drills.registry import all_drills
 from lab.drills.run import DrillOptions
 from lab.drills.scenarios import restart_all
 from lab.drills.scenarios.pod_restart import pod_cells
-from lab.drills.scenarios.restart import PAIRS, PLACES, Point, Unknown, Victim, cells, find_cell
+from lab.drills.scenarios.restart import PAIRS, PLACES, PROCESSES, How, Point, Unknown, Victim, cells, find_cell
 from lab.drills.scenarios.restart_all import RESULTS
-from lab.drills.scenarios.restart_run import chains, restart_drill
+from lab.drills.scenarios.restart_run import STOPPED_FOR_SEC, chains, restart_drill
 
 
 def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +48,8 @@ def test_every_cell_of_the_table_is_run_once_in_chains_of_its_own_kind() -> None
     assert all(len(group) == 1 for group in groups if group[0].outcome_unknown)
     for group in groups:
         drill = restart_drill(*group)
-        assert drill.expected.killed + drill.expected.stopped >= len(group)
+        hit = killed if group[0].how is How.KILL else partial(stopped, for_sec=STOPPED_FOR_SEC)
+        assert hit(sum(len(PROCESSES[cell.victim]) for cell in group)) in drill.checks
 
 
 @pytest.mark.parametrize(
@@ -125,13 +128,13 @@ def test_nothing_asked_for_is_a_usage_error() -> None:
 def test_every_drill_shortens_timers_openly_and_has_scale_down_on_unless_it_is_about_that() -> None:
     for drill in all_drills().values():
         assert drill.spec.non_default_timers()
-        assert drill.spec.effective_config().enable_dp_scale_down is not drill.expected.feature_off
+        assert drill.can_scale_down is (drill.name != "feature-off")
 
 
 def test_restart_drill_stops_the_worker_where_its_cell_says() -> None:
     drill = restart_drill(find_cell("worker", "commit-point"))
     assert "worker.finalize.before" in drill.failpoints["worker"]
-    assert drill.expected.losses == ((1,),)
+    assert drill.end.losses == ((1,),)
     assert restart_drill(find_cell("one-of-two-workers", "after-202")).spec.workers == 2
 
 
