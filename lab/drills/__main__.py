@@ -34,12 +34,12 @@ from lab.drills.record import bundle
 from lab.drills.registry import all_drills, find
 from lab.drills.report.console import Console
 from lab.drills.report.repetition import where_the_time_goes
+from lab.drills.restart.cell_drills import restart_drill, unknown_drill
+from lab.drills.restart.cells import UNKNOWN_MEANINGS, How, UnknownCell, Victim, cell_table, cells, find_cell, find_unknown
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import PodVictim, find_pod_cell, pod_cell_table, pod_cells
+from lab.drills.restart.whole_table import run_restart_table
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.pod_restart import PodVictim, find_pod_cell, pod_cell_table, pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import UNKNOWN_MEANINGS, How, UnknownCell, Victim, cell_table, cells, find_cell, find_unknown
-from lab.drills.scenarios.restart_all import run_restart_table
-from lab.drills.scenarios.restart_run import restart_drill, unknown_drill
 from lab.drills.supervisor_table.experiment import Clock
 from lab.drills.supervisor_table.report import NAME as TABLE
 from lab.drills.supervisor_table.report import SUMMARY as TABLE_SUMMARY

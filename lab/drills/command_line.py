@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lab.drills.scenarios.pod_restart import BEFORE_VERIFY, PodVictim
-from lab.drills.scenarios.restart import PAIRS, Point, Unknown, Victim
+from lab.drills.restart.cells import PAIRS, Point, Unknown, Victim
+from lab.drills.restart.pod_cells import BEFORE_VERIFY, PodVictim
 from lab.drills.supervisor_table.experiment import Clock
 from lab.drills.supervisor_table.report import NAME as TABLE
 from lab.drills.supervisor_table.table import DEFAULT_RUNS

@@ -7,9 +7,9 @@ from typing import Final
 
 from domain.errors import Refused
 from lab.drills.drill import Drill
+from lab.drills.restart.cell_drills import restart_drill
+from lab.drills.restart.cells import Point, Victim, find_cell
 from lab.drills.scenarios import engine_failure, gate, hardware, idle, off, retry, reused_pod, scale_down, silence
-from lab.drills.scenarios.restart import Point, Victim, find_cell
-from lab.drills.scenarios.restart_run import restart_drill
 from lab.drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
 
 _ORDER: Final = (

@@ -11,12 +11,12 @@ from lab.drills.drill import Drill
 from lab.drills.judge.processes import killed, stopped
 from lab.drills.outcome import DrillReport
 from lab.drills.registry import all_drills
+from lab.drills.restart import whole_table
+from lab.drills.restart.cell_drills import STOPPED_FOR_SEC, chains, restart_drill
+from lab.drills.restart.cells import PAIRS, PLACES, PROCESSES, How, Point, Unknown, Victim, cells, find_cell
+from lab.drills.restart.pod_cells import pod_cells
+from lab.drills.restart.whole_table import RESULTS
 from lab.drills.run import DrillOptions
-from lab.drills.scenarios import restart_all
-from lab.drills.scenarios.pod_restart import pod_cells
-from lab.drills.scenarios.restart import PAIRS, PLACES, PROCESSES, How, Point, Unknown, Victim, cells, find_cell
-from lab.drills.scenarios.restart_all import RESULTS
-from lab.drills.scenarios.restart_run import STOPPED_FOR_SEC, chains, restart_drill
 
 
 def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_the_whole_table_has_its_result_as_one_line_of_json(
     async def run_drill(drill: Drill, options: DrillOptions) -> DrillReport:
         return DrillReport(drill=drill.name, summary="", passed=passed, bundle=str(options.out))
 
-    monkeypatch.setattr(restart_all, "run_drill", run_drill)
+    monkeypatch.setattr(whole_table, "run_drill", run_drill)
     assert main(["restart", "--all", "--only", "kill api --at", "--out", str(tmp_path), "--json"]) == code
     shown = capsys.readouterr()
     found = json.loads(shown.out)
@@ -101,7 +101,7 @@ def test_the_whole_table_has_its_result_as_one_line_of_json(
 
 def test_a_table_that_has_passed_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = str(find_cell("api", "recovering"))
-    line = restart_all.CellResult(cell=cell, passed=True, chain="a").model_dump_json()
+    line = whole_table.CellResult(cell=cell, passed=True, chain="a").model_dump_json()
     (tmp_path / RESULTS).write_text(line + "\n")
     assert main(["restart", "--all", "--resume", "--only", cell, "--out", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["passed_before"] == [cell]

@@ -19,10 +19,10 @@ from lab.drills.judge.processes import stopped as was_stopped
 from lab.drills.judge.serving import nothing_starts, requests_go_on, routes_are_off
 from lab.drills.outcome import StopAsked
 from lab.drills.registry import all_drills
-from lab.drills.scenarios.pod_restart import pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import Unknown, cells
-from lab.drills.scenarios.restart_run import chains, restart_drill, unknown_drill
+from lab.drills.restart.cell_drills import chains, restart_drill, unknown_drill
+from lab.drills.restart.cells import Unknown, cells
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import pod_cells
 from lab.stack.record import EventKind
 from tests.lab.drills.recorded import MANAGERS, evidence, happened, killed, report, request, requests, started, stopped
 from tests.lab.drills.test_judge import PLANTED, PLANTED_IN_A_REBUILD

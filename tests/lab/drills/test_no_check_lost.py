@@ -7,10 +7,10 @@ from pathlib import Path
 from lab.drills.drill import Drill
 from lab.drills.judge.every_drill import checks_of
 from lab.drills.registry import all_drills
-from lab.drills.scenarios.pod_restart import pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import Unknown, cells
-from lab.drills.scenarios.restart_run import restart_drill, unknown_drill
+from lab.drills.restart.cell_drills import restart_drill, unknown_drill
+from lab.drills.restart.cells import Unknown, cells
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import pod_cells
 
 BEFORE = Path(__file__).with_name("checks_before.json")
 

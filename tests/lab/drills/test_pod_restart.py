@@ -8,10 +8,10 @@ import pytest
 
 from lab.drills.judge.endings import first_round_ended
 from lab.drills.registry import find
+from lab.drills.restart.cells import Point, UnknownCell
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import CHOSEN, POINTS, PodCell, PodEnd, PodVictim, find_pod_cell, pod_cell_table, pod_cells
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.pod_restart import CHOSEN, POINTS, PodCell, PodEnd, PodVictim, find_pod_cell, pod_cell_table, pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import Point, UnknownCell
 
 CELLS = tuple(pod_cells())
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lab.drills.judge.processes import went_on
+from lab.drills.restart.cell_drills import chains, restart_drill, shape_of
+from lab.drills.restart.cells import CHOSEN, NEXT_STEP, Cell, Point, Unknown, Victim, cells
+from lab.drills.restart.whole_table import RESULTS, CellResult, Task, passed_before, run_restart_table, tasks
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.restart import CHOSEN, NEXT_STEP, Cell, Point, Unknown, Victim, cells
-from lab.drills.scenarios.restart_all import RESULTS, CellResult, Task, passed_before, run_restart_table, tasks
-from lab.drills.scenarios.restart_run import chains, restart_drill, shape_of
 
 WENT_ON = went_on({}).name
 

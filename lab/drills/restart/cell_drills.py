@@ -26,8 +26,7 @@ from lab.drills.judge.check import Check
 from lab.drills.judge.commands import no_apply
 from lab.drills.judge.endings import first_round_ended
 from lab.drills.judge.processes import kept_pods, killed, stopped, went_on
-from lab.drills.scenarios.failpoints import Hit
-from lab.drills.scenarios.restart import (
+from lab.drills.restart.cells import (
     DEAD_RANKS_NODE_MANAGER,
     NEXT_STEP,
     PLACES,
@@ -40,6 +39,7 @@ from lab.drills.scenarios.restart import (
     Unknown,
     Victim,
 )
+from lab.drills.scenarios.failpoints import Hit
 from lab.drills.scene import Scene
 from lab.stack.spec import EngineSpec, StackSpec
 

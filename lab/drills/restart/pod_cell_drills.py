@@ -1,4 +1,4 @@
-"""Carries out cells of `pod_restart`: four ranks in four Pods that register themselves, one cell an installation."""
+"""Carries out cells of `pod_cells`: four ranks in four Pods that register themselves, one cell an installation."""
 
 import re
 import signal
@@ -11,9 +11,9 @@ from lab.drills.judge.check import Check
 from lab.drills.judge.endings import first_round_ended
 from lab.drills.judge.processes import kept_pods, killed, pods
 from lab.drills.record.view_log import read_view_log
-from lab.drills.scenarios.pod_restart import PodCell, PodEnd
-from lab.drills.scenarios.restart import SURVIVORS_NODE_MANAGER, Point
-from lab.drills.scenarios.restart_run import BACK_AFTER_SEC
+from lab.drills.restart.cell_drills import BACK_AFTER_SEC
+from lab.drills.restart.cells import SURVIVORS_NODE_MANAGER, Point
+from lab.drills.restart.pod_cells import PodCell, PodEnd
 from lab.drills.scene import Scene
 from lab.stack.processes import send
 from lab.stack.spec import FIRST_REGISTERED_ID, EngineSpec, StackSpec
