@@ -17,7 +17,7 @@ from lab.drills.judge.check import Check
 from lab.stack.spec import EngineSpec, StackSpec
 
 if TYPE_CHECKING:
-    from lab.drills.scene import Scene
+    from lab.drills.script.scene import Scene
 
 
 PODS: Final = ("node-manager-0", "node-manager-1")

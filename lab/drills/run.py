@@ -39,8 +39,8 @@ from lab.drills.record.traffic import RequestRecord, TrafficClient
 from lab.drills.report.lanes import picture_of
 from lab.drills.report.page import verdict, write_report
 from lab.drills.report.picture import write_picture
-from lab.drills.scenarios.failpoints import FailpointDriver
-from lab.drills.scene import Scene
+from lab.drills.script.failpoints import FailpointDriver
+from lab.drills.script.scene import Scene
 from lab.stack.client import Stack
 from lab.stack.processes import own_identity
 from lab.stack.record import EventKind, StackEvent

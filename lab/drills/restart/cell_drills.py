@@ -39,8 +39,8 @@ from lab.drills.restart.cells import (
     Unknown,
     Victim,
 )
-from lab.drills.scenarios.failpoints import Hit
-from lab.drills.scene import Scene
+from lab.drills.script.failpoints import Hit
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec, StackSpec
 
 BACK_AFTER_SEC: Final = 2.0

@@ -14,7 +14,7 @@ from lab.drills.record.view_log import read_view_log
 from lab.drills.restart.cell_drills import BACK_AFTER_SEC
 from lab.drills.restart.cells import SURVIVORS_NODE_MANAGER, Point
 from lab.drills.restart.pod_cells import PodCell, PodEnd
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 from lab.stack.processes import send
 from lab.stack.spec import FIRST_REGISTERED_ID, EngineSpec, StackSpec
 

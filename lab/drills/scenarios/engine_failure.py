@@ -9,8 +9,8 @@ from typing import Final
 from domain.messages.round import RoundReason
 from lab.drills.drill import Drill, local_spec, rebuilt
 from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
-from lab.drills.scenarios.injections import misbehave, silent_engine
-from lab.drills.scene import Scene
+from lab.drills.script.injections import misbehave, silent_engine
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec
 
 VICTIM: Final = 1

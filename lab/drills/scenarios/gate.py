@@ -17,7 +17,7 @@ from lab.drills.drill import Drill, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply, no_round
 from lab.drills.judge.endings import gate_refused, rounds_ended
 from lab.drills.record.observer import NotSeen
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 MISSING: Final[tuple[tuple[GateCode, dict[str, JsonValue] | None], ...]] = (
     (GateCode.ENGINE_FT_REQUIRED, {"enabled": False}),

@@ -6,8 +6,8 @@ from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply, no_round, not_withdrawn_before
 from lab.drills.judge.processes import kept_pods
 from lab.drills.judge.serving import nothing_starts
-from lab.drills.scenarios.injections import report_hardware
-from lab.drills.scene import Scene
+from lab.drills.script.injections import report_hardware
+from lab.drills.script.scene import Scene
 
 WINDOW_SEC: Final = 5.0
 """hardware_ft_correlation_window_sec, as in production."""

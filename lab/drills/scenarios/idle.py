@@ -5,8 +5,8 @@ from typing import Final
 from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply, no_round, not_withdrawn_before
 from lab.drills.judge.processes import kept_pods
-from lab.drills.scenarios.injections import misbehave
-from lab.drills.scene import Scene
+from lab.drills.script.injections import misbehave
+from lab.drills.script.scene import Scene
 
 COLLECTION_SEC: Final = 6.0
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from lab.drills.drill import Drill, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 WITHIN_SEC: Final = 150.0
 

@@ -15,7 +15,7 @@ from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
 from lab.drills.judge.commands import published_after_recovery, retried_once, withdrawn_before_apply
 from lab.drills.judge.processes import kept_pods
 from lab.drills.record.engine_log import all_lines
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec
 
 STALLED: Final = 1

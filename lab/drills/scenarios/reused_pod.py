@@ -25,7 +25,7 @@ from lab.drills.drill import PODS, Drill, in_place, local_spec
 from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
 from lab.drills.judge.processes import kept_pods
 from lab.drills.scenarios.scale_down import AFTER_GUARD
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 VICTIM: Final = 1
 FORMER: Final = 8

@@ -9,9 +9,9 @@ from lab.drills.judge.commands import no_apply
 from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
 from lab.drills.judge.processes import failed_stop_changes_nothing, kept_pods, killed, pods_stopped_once
 from lab.drills.judge.serving import repeated_set
-from lab.drills.scenarios.impostor import hanging_pod, until_asked, until_given_up
-from lab.drills.scenarios.injections import misbehave
-from lab.drills.scene import Scene
+from lab.drills.script.impostor import hanging_pod, until_asked, until_given_up
+from lab.drills.script.injections import misbehave
+from lab.drills.script.scene import Scene
 from lab.stack.record import EventKind
 
 BETWEEN_ROUNDS_SEC: Final = 6.5

@@ -18,8 +18,8 @@ from lab.drills.drill import PODS, Drill, in_place, local_spec
 from lab.drills.judge.commands import no_apply, no_round
 from lab.drills.judge.processes import kept_pods
 from lab.drills.judge.serving import nothing_starts
-from lab.drills.scenarios.injections import silent_engine
-from lab.drills.scene import Scene
+from lab.drills.script.injections import silent_engine
+from lab.drills.script.scene import Scene
 
 MUTE: Final = 1
 """The rank that falls silent."""
