@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from domain.config import FallbackStrategy
 from domain.model import Rank
-from lab.drills.judge.check import Check
+from lab.drills.check import Check
 from lab.stack.spec import EngineSpec, StackSpec
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ from lab.drills.record.evidence import Evidence
 from lab.drills.record.failed_recoveries import failed_recoveries
 from lab.drills.record.figures import count_requests, round_figures, stage_seconds
 from lab.drills.record.histories import Histories, Replay, export_histories, replay_histories
-from lab.drills.record.live import follow_engines, tell_requests
 from lab.drills.record.observer import NotSeen, Observer, served_ranks
 from lab.drills.record.timeline import Timeline
 from lab.drills.record.traffic import RequestRecord, TrafficClient
 from lab.drills.report.lanes import picture_of
+from lab.drills.report.live import follow_engines, tell_requests
 from lab.drills.report.page import verdict, write_report
 from lab.drills.report.picture import write_picture
 from lab.drills.script.failpoints import FailpointDriver

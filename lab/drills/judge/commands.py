@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from domain.engine import Dialect, Instruction
-from lab.drills.judge.check import Check, Seen, check
+from lab.drills.check import Check, Seen, check
 from lab.drills.record.engine_log import EngineLine
 from lab.drills.record.evidence import Evidence
 from lab.drills.record.view_log import ViewLine

@@ -7,9 +7,9 @@ that had nothing to look at is not ok.
 from collections.abc import Iterator
 from typing import Final
 
+from lab.drills.check import Check, Seen, check
 from lab.drills.drill import Drill
 from lab.drills.judge import commands, processes, serving
-from lab.drills.judge.check import Check, Seen, check
 from lab.drills.outcome import Finding
 from lab.drills.record.evidence import Evidence
 from lab.oracle.invariants import Invariant, check_all

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from lab.drills.judge.check import Seen, check
+from lab.drills.check import Seen, check
 from lab.drills.record.evidence import Evidence
 from lab.stack.record import EventKind, StackEvent
 from lab.stack.spec import StackSpec

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from lab.drills.judge.check import Seen, check
+from lab.drills.check import Seen, check
 from lab.drills.judge.processes import pods
 from lab.drills.record.evidence import Evidence
 from lab.drills.record.figures import count_requests

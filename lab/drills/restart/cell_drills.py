@@ -21,8 +21,8 @@ from typing import Final
 from domain.messages.round import RoundReason
 from domain.model import Strict
 from domain.runtime import FtPhase
+from lab.drills.check import Check
 from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
-from lab.drills.judge.check import Check
 from lab.drills.judge.commands import no_apply
 from lab.drills.judge.endings import first_round_ended
 from lab.drills.judge.processes import kept_pods, killed, stopped, went_on

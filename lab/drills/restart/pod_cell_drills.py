@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from lab.drills.check import Check
 from lab.drills.drill import Drill, End, in_place, local_spec, rebuilt
-from lab.drills.judge.check import Check
 from lab.drills.judge.endings import first_round_ended
 from lab.drills.judge.processes import kept_pods, killed, pods
 from lab.drills.record.view_log import read_view_log

@@ -11,8 +11,8 @@ from domain.messages.coordinator import CoordinatorView, PublishedEndpoint, Publ
 from domain.messages.node_manager import JournalReply, TransactionRecord
 from domain.messages.round import RoundOutcome, RoundReason, RoundReport
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
+from lab.drills.check import Check
 from lab.drills.drill import Drill, End, in_place, local_spec
-from lab.drills.judge.check import Check
 from lab.drills.judge.processes import kept_pods
 from lab.drills.judge.serving import repeated_set
 from lab.drills.outcome import Completion

@@ -8,8 +8,8 @@ import pytest
 
 from domain.messages.round import RoundOutcome, RoundReason
 from domain.runtime import GateRecord
+from lab.drills.check import Check
 from lab.drills.drill import Drill
-from lab.drills.judge.check import Check
 from lab.drills.judge.commands import applied_once, no_apply, retried_once
 from lab.drills.judge.endings import failed_rounds_aborted, first_round_ended, gate_refused, rounds_ended
 from lab.drills.judge.every_drill import checks_of
