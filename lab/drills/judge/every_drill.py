@@ -31,6 +31,14 @@ def checks_of(drill: Drill) -> tuple[Check, ...]:
     return (*_by_its_end(drill), *drill.checks, *_by_its_clients(drill), histories_exported(), processes.nothing_left())
 
 
+def listing(drill: Drill) -> str:
+    """All that must hold, for people: each check with what it was told and what it means, and the invariants."""
+    lines = [f"  {each}: {each.meaning}" for each in checks_of(drill)]
+    unseen = () if drill.can_scale_down else sorted(FEATURE_INVARIANTS, key=list(Invariant).index)
+    without = f" but {', '.join(unseen)}, which only the feature shows" if unseen else ""
+    return "\n".join([*lines, f"  and the invariants I1–I17{without}"])
+
+
 def _by_its_end(drill: Drill) -> Iterator[Check]:
     """What follows from the end that the drill has: who serves, which engines, which processes have left."""
     end = drill.end

@@ -8,6 +8,7 @@ import pytest
 
 from lab.drills.__main__ import main
 from lab.drills.drill import Drill
+from lab.drills.judge.every_drill import checks_of
 from lab.drills.judge.processes import killed, stopped
 from lab.drills.outcome import DrillReport
 from lab.drills.registry import all_drills
@@ -24,6 +25,22 @@ def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     for name in ("soft-rank", "soft-rank0", "consecutive", "multi-rank", "pod-partial", "pod-empty", "soft-idle", "restart"):
         assert f"\n{name} " in "\n" + out
+
+
+def test_list_of_one_drill_says_everything_that_must_hold_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["feature-off", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    drill = all_drills()["feature-off"]
+    assert lines[0] == drill.summary
+    assert lines[2:-1] == [f"  {check}: {check.meaning}" for check in checks_of(drill)]
+    assert "  no apply: No engine got any command." in lines
+    assert lines[-1] == "  and the invariants I1–I17 but I4, I6, I8, I10, I11, which only the feature shows"
+    assert main(["consecutive", "--list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["summary"]) == ("consecutive", all_drills()["consecutive"].summary)
+    assert "removed set (losses [[1], [2]])" in {check["check"] for check in told["checks"]}
+    assert main(["soft-tank", "--list"]) == 2
+    assert "did you mean 'soft-rank'?" in capsys.readouterr().err
 
 
 def test_restart_list_has_a_line_a_cell_with_its_expected_end(capsys: pytest.CaptureFixture[str]) -> None:

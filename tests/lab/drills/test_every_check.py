@@ -156,3 +156,4 @@ def test_every_drill_has_each_check_once_and_says_what_engines_were_told_or_how_
         names = [check.name for check in checks_of(each)]
         assert len(names) == len(set(names)), each.name
         assert told & set(names), each.name
+        assert all(check.meaning.endswith(".") for check in checks_of(each)), each.name
