@@ -25,7 +25,7 @@ from lab.drills.check import Check
 from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply
 from lab.drills.judge.endings import first_round_ended
-from lab.drills.judge.processes import kept_pods, killed, stopped, went_on
+from lab.drills.judge.processes import kept_pods, killed, pods, stopped, went_on
 from lab.drills.restart.cells import (
     DEAD_RANKS_NODE_MANAGER,
     NEXT_STEP,
@@ -95,14 +95,14 @@ def restart_drill(*chosen: Cell, name: str = "restart") -> Drill:
             await _in_place(scene, shape, cell, rank, lost[:number])
 
     hit = {_process(shape, word, rank) for cell, rank in zip(chosen, lost, strict=True) for word in PROCESSES[cell.victim]}
-    pods = tuple(f"node-manager-{index}" for index in range(len(shape.pods)) if f"node-manager-{index}" not in hit)
+    spec = shape.spec(max(cell.workers for cell in chosen))
     return Drill(
         name=name,
         summary="; ".join(f"{cell}: {PLACES[cell.point].meaning}; expected: {cell.expected}" for cell in chosen) + ".",
-        spec=shape.spec(max(cell.workers for cell in chosen)),
+        spec=spec,
         act=act,
         end=in_place(*((rank,) for rank in lost)),
-        checks=(kept_pods(*pods), *_of_victims(chosen)),
+        checks=(kept_pods(*(name for name in pods(spec) if name not in hit)), *_of_victims(chosen)),
         failpoints=_failpoints(shape, chosen),
     )
 

@@ -1,17 +1,20 @@
 """The command line: what there is, and what is refused with which words."""
 
+import importlib
 import json
 from functools import partial
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from lab.drills import scenarios
 from lab.drills.__main__ import main
 from lab.drills.drill import Drill
 from lab.drills.judge.every_drill import checks_of
 from lab.drills.judge.processes import killed, stopped
 from lab.drills.outcome import DrillReport
-from lab.drills.registry import all_drills
+from lab.drills.registry import SCENARIOS, all_drills
 from lab.drills.restart import whole_table
 from lab.drills.restart.cell_drills import STOPPED_FOR_SEC, chains, restart_drill
 from lab.drills.restart.cells import PAIRS, PLACES, PROCESSES, How, Point, Unknown, Victim, cells, find_cell
@@ -25,6 +28,12 @@ def test_list_names_every_drill_with_its_line(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     for name in ("soft-rank", "soft-rank0", "consecutive", "multi-rank", "pod-partial", "pod-empty", "soft-idle", "restart"):
         assert f"\n{name} " in "\n" + out
+
+
+def test_every_module_of_scenarios_is_registered_and_no_two_drills_have_one_name() -> None:
+    modules = {importlib.import_module(f"{scenarios.__name__}.{found.name}") for found in iter_modules(scenarios.__path__)}
+    assert modules == set(SCENARIOS)
+    assert len(all_drills()) == sum(len(module.DRILLS) for module in SCENARIOS) + 1, "and controller-restart"
 
 
 def test_list_of_one_drill_says_everything_that_must_hold_after_it(capsys: pytest.CaptureFixture[str]) -> None:
