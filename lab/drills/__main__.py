@@ -1,6 +1,7 @@
 """`python -m lab.drills NAME …`, which is what `autotomy drill NAME …` runs.
 
     autotomy drill --list                                  what there is
+    autotomy drill soft-rank --list                        what must hold after this one
     autotomy drill soft-rank [--out DIR] [--json]          run one
     autotomy drill soft-rank --times 10                    ten times in a row, with a table of where the time goes
     autotomy drill all [--out DIR]                         run all, one after the other
@@ -29,17 +30,18 @@ from typing import Any, Final, TextIO
 from domain.errors import AutotomyError
 from lab.drills.command_line import ALL, RESTART, parse
 from lab.drills.drill import Drill
+from lab.drills.judge.every_drill import checks_of, listing
 from lab.drills.outcome import DrillReport
 from lab.drills.record import bundle
 from lab.drills.registry import all_drills, find
 from lab.drills.report.console import Console
 from lab.drills.report.repetition import where_the_time_goes
+from lab.drills.restart.cell_drills import restart_drill, unknown_drill
+from lab.drills.restart.cells import UNKNOWN_MEANINGS, How, UnknownCell, Victim, cell_table, cells, find_cell, find_unknown
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import PodVictim, find_pod_cell, pod_cell_table, pod_cells
+from lab.drills.restart.whole_table import run_restart_table
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.pod_restart import PodVictim, find_pod_cell, pod_cell_table, pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import UNKNOWN_MEANINGS, How, UnknownCell, Victim, cell_table, cells, find_cell, find_unknown
-from lab.drills.scenarios.restart_all import run_restart_table
-from lab.drills.scenarios.restart_run import restart_drill, unknown_drill
 from lab.drills.supervisor_table.experiment import Clock
 from lab.drills.supervisor_table.report import NAME as TABLE
 from lab.drills.supervisor_table.report import SUMMARY as TABLE_SUMMARY
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     try:
         if given.list:
-            print(_listed(of_restart=given.name == RESTART, as_json=given.json))
+            print(_listed(given.name, as_json=given.json))
             return 0
         if given.name == TABLE:
             return asyncio.run(_run_table(given, given.out))
@@ -159,16 +161,25 @@ def _cancelled_by_signals() -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _listed(*, of_restart: bool, as_json: bool) -> str:
-    """What there is, for people or as one JSON value."""
-    if of_restart:
+def _listed(name: str | None, *, as_json: bool) -> str:
+    """What there is, or what must hold after this drill; for people or as one JSON value."""
+    if name == RESTART:
         return json.dumps({"cells": _cells()}, ensure_ascii=False) if as_json else f"{cell_table()}\n\n{pod_cell_table()}"
+    if name is not None and name not in (ALL, TABLE):
+        return _listed_drill(find(name), as_json=as_json)
     summaries = _summaries()
     if as_json:
         drills = [{"name": name, "summary": summary} for name, summary in summaries.items()]
         return json.dumps({"drills": drills}, ensure_ascii=False)
     width = max(map(len, summaries))
     return "\n".join(f"{name:<{width}}  {summary}" for name, summary in summaries.items())
+
+
+def _listed_drill(drill: Drill, *, as_json: bool) -> str:
+    if not as_json:
+        return f"{drill.summary}\n\n{listing(drill)}"
+    checks = [{"check": str(each), "meaning": each.meaning} for each in checks_of(drill)]
+    return json.dumps({"name": drill.name, "summary": drill.summary, "checks": checks}, ensure_ascii=False)
 
 
 def _summaries() -> dict[str, str]:

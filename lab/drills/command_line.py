@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lab.drills.scenarios.pod_restart import BEFORE_VERIFY, PodVictim
-from lab.drills.scenarios.restart import PAIRS, Point, Unknown, Victim
+from lab.drills.restart.cells import PAIRS, Point, Unknown, Victim
+from lab.drills.restart.pod_cells import BEFORE_VERIFY, PodVictim
 from lab.drills.supervisor_table.experiment import Clock
 from lab.drills.supervisor_table.report import NAME as TABLE
 from lab.drills.supervisor_table.table import DEFAULT_RUNS
@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 passed, 1 failed, 2 could not run. The bundle's report.md tells the story.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"a drill, `{ALL}`, or `{RESTART}`")
-    parser.add_argument("--list", action="store_true", help=f"list the drills (with `{RESTART}`: the cells of its table)")
+    parser.add_argument(
+        "--list", action="store_true", help=f"list the drills; with NAME what must hold after it, with `{RESTART}` its cells"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the evidence goes (default: in ~/.local/state)")
     parser.add_argument("--times", type=count, metavar="N", help="run it N times in a row (default: once)")
     parser.add_argument("--json", action="store_true", help="the result as the last line of stdout, a list as JSON")

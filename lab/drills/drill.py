@@ -1,83 +1,57 @@
-"""What a drill is: an installation, something that happens to it, and what must be true afterwards.
+"""What a drill is: an installation, something that happens to it, how that must end, and what else must hold.
 
-The script (`act`) only injects and waits for what can be seen from outside; it judges nothing. What must hold is said
-as an `Expectation`, judged afterwards over everything that was recorded (`lab.drills.judge.judge`).
+The script (`act`) only injects and waits for what can be seen from outside; it judges nothing. What must hold is judged
+afterwards, over everything that was recorded (`lab.drills.judge`): the checks that the drill lists, those that follow from
+its end, and the invariants. `autotomy drill NAME --list` shows them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from pydantic import JsonValue
 
 from domain.config import FallbackStrategy
-from domain.messages.round import RoundReason
-from domain.model import Rank, Strict
+from domain.model import Rank
+from lab.drills.check import Check
 from lab.stack.spec import EngineSpec, StackSpec
 
 if TYPE_CHECKING:
-    from lab.drills.scene import Scene
+    from lab.drills.script.scene import Scene
 
 
 PODS: Final = ("node-manager-0", "node-manager-1")
 """The two Pods of a `local_spec`, by the names of their NodeManagers."""
 
 
-class Outcome(StrEnum):
-    IN_PLACE = "in place"  # the group shrank and serves without the dead ranks
-    REBUILT = "rebuilt"  # all engines new, all ranks serve
+@dataclass(frozen=True)
+class End:
+    """How a drill leaves the installation; each has the checks that follow from it. Made by `in_place` or `rebuilt`.
 
-
-class Expectation(Strict):
-    """What must hold at the end. `losses`: per in-place round the ranks that it removes; `outcome`: how it ends.
-
-    `masters`: per round the rank whose address every apply must name. `may_apply`: engines may have been told something
-    before a rebuild (never twice: I1). `no_round`: nothing is begun at all before the rebuild. `rebuild_not_before_sec`:
-    no withdrawal earlier than this after the injection. `kept_pods`: NodeManagers that must live on. `killed`: how many
-    of our processes the drill kills, `stopped`: how many it stops for a while, and `stopped_for_sec`: for how long at
-    least. `goes_on_within_sec`: per cell in which one of two workers goes, when the round must have gone on at the latest.
-    `reasons`: the first round must have ended with one of these. `repeated_set`: the periodic SET must have come, and
-    have changed nothing. `retried`: every engine was told to retry, once, and nothing else. `feature_off`: NodeManagers
-    have no fault-tolerance routes, so no journal tells anything either. `endings`: how each round must have ended, in
-    their order; `gates`: the codes with which the gate refused each of them. `aborted`: every round that failed was aborted
-    at NodeManagers, and committed at none. `stopped_pods`: NodeManagers that must have been stopped exactly once.
-    `unstoppable_pods`: those that were asked to stop and could not. `quiet_after`: what was injected last changes no view.
-    `undisturbed`: ranks that answer clients all the time, and where no request fails.
+    Args:
+        rebuilt: all engines are new and all ranks serve; otherwise every engine lives on that was not removed.
+        losses: per in-place round the ranks that it removes; they stay gone.
+        leaving: NodeManagers whose Pods are stopped on purpose; in a rebuild all may be.
     """
 
-    outcome: Outcome
-    losses: tuple[tuple[int, ...], ...] = ()
-    masters: tuple[int, ...] = ()
-    may_apply: bool = False
-    no_round: bool = False
-    rebuild_not_before_sec: float | None = None
-    kept_pods: tuple[str, ...] = ()
-    killed: int = 0
-    stopped: int = 0
-    stopped_for_sec: float = 0.0
-    goes_on_within_sec: Mapping[str, float] = {}
-    reasons: tuple[RoundReason, ...] = ()
-    repeated_set: bool = False
-    retried: bool = False
-    feature_off: bool = False
-    endings: tuple[RoundReason, ...] = ()
-    gates: tuple[tuple[str, ...], ...] = ()
-    aborted: bool = False
-    stopped_pods: tuple[str, ...] = ()
-    unstoppable_pods: tuple[str, ...] = ()
-    quiet_after: bool = False
-    undisturbed: tuple[Rank, ...] = ()
+    rebuilt: bool
+    losses: tuple[tuple[Rank, ...], ...] = ()
+    leaving: tuple[str, ...] = ()
 
     @property
-    def removed(self) -> tuple[int, ...]:
-        """All that in-place rounds removed."""
+    def gone(self) -> tuple[Rank, ...]:
+        """All that was removed."""
         return tuple(sorted({rank for loss in self.losses for rank in loss}))
 
-    @property
-    def dead_committed(self) -> tuple[int, ...]:
-        """What is removed for good at the end: a rebuild brings all back."""
-        return self.removed if self.outcome is Outcome.IN_PLACE else ()
+
+def in_place(*losses: tuple[Rank, ...], leaving: tuple[str, ...] = ()) -> End:
+    """The group shrank by these ranks, round by round, and serves without them; without any it serves as it did."""
+    return End(rebuilt=False, losses=losses, leaving=leaving)
+
+
+def rebuilt() -> End:
+    """All engines are new, all ranks serve; whatever was removed before is back."""
+    return End(rebuilt=True)
 
 
 @dataclass(frozen=True)
@@ -89,8 +63,10 @@ class Drill:
         summary: one line: what is done, and what is expected.
         spec: the installation. Failpoints are put in by the runner, from `failpoints`.
         act: injects and waits.
-        expected: what is judged.
+        end: how it must end.
+        checks: what else must hold; says in particular what engines were told, where no round shrank the group.
         traffic: whether clients send requests all the time.
+        undisturbed: ranks whose clients must not notice anything; without any, requests may fail until the end is reached.
         failpoints: process kind or name → failpoints that stop there.
     """
 
@@ -98,9 +74,16 @@ class Drill:
     summary: str
     spec: StackSpec
     act: "Callable[[Scene], Awaitable[None]]"
-    expected: Expectation
+    end: End
+    checks: tuple[Check, ...] = ()
     traffic: bool = True
+    undisturbed: tuple[Rank, ...] = ()
     failpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def can_scale_down(self) -> bool:
+        """Whether the feature is on; where it is not, no journal and no guard tells anything."""
+        return self.spec.effective_config().enable_dp_scale_down
 
 
 def local_spec(name: str, engine: EngineSpec | None = None, *, workers: int = 1, **config: JsonValue) -> StackSpec:

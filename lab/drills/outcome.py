@@ -41,8 +41,8 @@ STAGE_MEANINGS: Final[Mapping[str, str]] = {
 }
 
 
-class Check(Strict):
-    """One thing that was judged. `detail` says what was seen, in words with values."""
+class Finding(Strict):
+    """What a check found. `detail` says what was seen, in words with values."""
 
     name: str
     ok: bool
@@ -50,7 +50,7 @@ class Check(Strict):
     detail: str
 
     @classmethod
-    def of(cls, name: str, observations: int, faults: list[str], fine: str) -> "Check":
+    def of(cls, name: str, observations: int, faults: list[str], fine: str) -> "Finding":
         """ok when something was observed and nothing was wrong; `fine` describes what was seen then."""
         detail = "; ".join(faults) if faults else fine if observations else "nothing was observed"
         return cls(name=name, ok=observations > 0 and not faults, observations=observations, detail=detail)
@@ -159,7 +159,7 @@ class DrillReport(Report):
     failure: str | None = None
     """Why the drill could not be run to its end; None where it was."""
 
-    checks: tuple[Check, ...] = ()
+    checks: tuple[Finding, ...] = ()
     figures: Figures = Figures()
     rounds: tuple[RoundFigures, ...] = ()
     injections: tuple[Injection, ...] = ()

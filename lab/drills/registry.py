@@ -1,4 +1,4 @@
-"""All drills by name: acceptance A in its order, then cases from the field (acceptance D)."""
+"""All drills by name: those that the modules of `lab.drills.scenarios` list, and one cell of the restart table."""
 
 import difflib
 from collections.abc import Mapping
@@ -7,39 +7,13 @@ from typing import Final
 
 from domain.errors import Refused
 from lab.drills.drill import Drill
+from lab.drills.restart.cell_drills import restart_drill
+from lab.drills.restart.cells import Point, Victim, find_cell
 from lab.drills.scenarios import engine_failure, gate, hardware, idle, off, retry, reused_pod, scale_down, silence
-from lab.drills.scenarios.restart import Point, Victim, find_cell
-from lab.drills.scenarios.restart_run import restart_drill
 from lab.drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
 
-_ORDER: Final = (
-    "soft-rank",
-    "soft-idle",
-    "soft-idle-wake",
-    "soft-rank0",
-    "consecutive",
-    "pod-partial",
-    "rebuilt-after-shrink",
-    "pod-empty",
-    "pod-empty-scaleup",
-    "pod-empty-scaleup-fails",
-    "all-unhealthy-wait",
-    "all-unhealthy-fast",
-    "all-unhealthy-fast-fails",
-    "multi-rank",
-    "multi-rank-none-left",
-    "hw-first-seen",
-    "hw-first-unseen",
-    "hw-already-removed",
-    "hw-unmappable",
-    "gate",
-    "engine-failure",
-    "controller-restart",
-    "feature-off",
-    "mute-forgotten",
-    "mute-removed",
-    "pod-reused",
-)
+SCENARIOS: Final = (scale_down, idle, retry, hardware, gate, engine_failure, off, silence, reused_pod)
+"""The modules with drills, in the order in which these are listed and run."""
 
 
 class UnknownDrill(Refused):
@@ -51,10 +25,8 @@ class UnknownDrill(Refused):
 def all_drills() -> Mapping[str, Drill]:
     """Name → drill."""
     restarted = replace(restart_drill(find_cell(Victim.WORKER, Point.FINALIZE_RECORDED)), name="controller-restart")
-    modules = (scale_down, idle, silence, hardware, gate, engine_failure, retry, reused_pod, off)
-    every = (*(drill for module in modules for drill in module.DRILLS), restarted)
-    known = {drill.name: drill for drill in every}
-    return {name: known[name] for name in _ORDER}
+    every = (*(drill for module in SCENARIOS for drill in module.DRILLS), restarted)
+    return {drill.name: drill for drill in every}
 
 
 def find(name: str) -> Drill:

@@ -22,7 +22,7 @@ from typing import Final
 
 from domain.errors import AutotomyError
 from lab.drills.drill import Drill
-from lab.drills.judge.judge import judge
+from lab.drills.judge.every_drill import judge
 from lab.drills.outcome import DrillReport, Figures, PodStop
 from lab.drills.record import bundle, engine_log, sighting_log, view_log
 from lab.drills.record.completions import ask_each
@@ -32,15 +32,15 @@ from lab.drills.record.evidence import Evidence
 from lab.drills.record.failed_recoveries import failed_recoveries
 from lab.drills.record.figures import count_requests, round_figures, stage_seconds
 from lab.drills.record.histories import Histories, Replay, export_histories, replay_histories
-from lab.drills.record.live import follow_engines, tell_requests
 from lab.drills.record.observer import NotSeen, Observer, served_ranks
 from lab.drills.record.timeline import Timeline
 from lab.drills.record.traffic import RequestRecord, TrafficClient
 from lab.drills.report.lanes import picture_of
+from lab.drills.report.live import follow_engines, tell_requests
+from lab.drills.report.page import verdict, write_report
 from lab.drills.report.picture import write_picture
-from lab.drills.report.report import verdict, write_report
-from lab.drills.scenarios.failpoints import FailpointDriver
-from lab.drills.scene import Scene
+from lab.drills.script.failpoints import FailpointDriver
+from lab.drills.script.scene import Scene
 from lab.stack.client import Stack
 from lab.stack.processes import own_identity
 from lab.stack.record import EventKind, StackEvent

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cli.demo import show_report
 from cli.demo_view import LiveView, PlainView
-from lab.drills.outcome import Check, DrillReport
+from lab.drills.outcome import DrillReport, Finding
 from lab.drills.record.events import DrillEvent, DrillEventKind, in_words
 from lab.stack.record import StackAddresses
 
@@ -108,7 +108,7 @@ def test_a_failed_demo_says_what_was_not_ok() -> None:
         summary="",
         passed=False,
         failure="not seen within 60 s: something",
-        checks=(Check(name="published ranks", ok=False, observations=1, detail="[0, 1] at 1 Coordinators"),),
+        checks=(Finding(name="published ranks", ok=False, observations=1, detail="[0, 1] at 1 Coordinators"),),
     )
     tables = shown_at_the_end(report)
     for expected in ("FAILED", "published ranks", "[0, 1] at 1 Coordinators", "not seen within 60 s", "no round ran", "nobody"):

@@ -10,8 +10,8 @@ import pytest
 
 from domain.errors import Refused
 from lab.drills.registry import find
-from lab.drills.scenarios.pod_restart import PodVictim, find_pod_cell
-from lab.drills.scenarios.restart import find_cell, find_unknown
+from lab.drills.restart.cells import find_cell, find_unknown
+from lab.drills.restart.pod_cells import PodVictim, find_pod_cell
 from lab.drills.supervisor_table.report import NAME as SUPERVISOR_TABLE
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from typing import Final, TextIO
 from lab.drills.drill import Drill
 from lab.drills.outcome import STAGES, DrillReport, RequestCount
 from lab.drills.record.events import DrillEvent, DrillEventKind, in_words
-from lab.drills.report.report import verdict
+from lab.drills.report.page import verdict
 
 _SHOWN_STACK: Final = frozenset({"ready", "failed", "restarted", "exited", "pod_restarted"})
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lab.drills.outcome import STAGES, DrillReport
 from lab.drills.record.figures import median
-from lab.drills.report.report import table
+from lab.drills.report.page import table
 
 
 def shares(reports: Sequence[DrillReport]) -> list[float]:

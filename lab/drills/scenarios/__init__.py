@@ -1,1 +1,1 @@
-"""What happens to an installation, one module a kind: scripts that inject and wait, and what they expect."""
+"""What happens to an installation, one module a kind: scripts that inject and wait, how that must end, and what must hold."""

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from domain.messages.round import RoundReason
-from lab.drills.drill import Drill, Expectation, Outcome, local_spec
-from lab.drills.scenarios.injections import misbehave, silent_engine
-from lab.drills.scene import Scene
+from lab.drills.drill import Drill, local_spec, rebuilt
+from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
+from lab.drills.script.injections import misbehave, silent_engine
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec
 
 VICTIM: Final = 1
@@ -105,6 +106,7 @@ DRILLS: Final = (
             reconfiguration_window_sec=BUDGET_WINDOW_SEC,
         ),
         act=each_in_turn,
-        expected=Expectation(outcome=Outcome.REBUILT, may_apply=True, endings=tuple(reason for _, reason in KINDS), aborted=True),
+        end=rebuilt(),
+        checks=(rounds_ended(*(reason for _, reason in KINDS)), failed_rounds_aborted()),
     ),
 )

@@ -13,9 +13,11 @@ from pydantic import JsonValue
 
 from domain.messages.round import RoundReason
 from domain.round.gate import GateCode
-from lab.drills.drill import Drill, Expectation, Outcome, local_spec
+from lab.drills.drill import Drill, local_spec, rebuilt
+from lab.drills.judge.commands import no_apply, no_round
+from lab.drills.judge.endings import gate_refused, rounds_ended
 from lab.drills.record.observer import NotSeen
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 MISSING: Final[tuple[tuple[GateCode, dict[str, JsonValue] | None], ...]] = (
     (GateCode.ENGINE_FT_REQUIRED, {"enabled": False}),
@@ -68,11 +70,12 @@ DRILLS: Final = (
         summary="Each prerequisite of a scale-down is missing in turn: refused with its code, nothing touched, rebuilt.",
         spec=local_spec("gate", reconfiguration_budget=10, reconfiguration_window_sec=BUDGET_WINDOW_SEC),
         act=each_in_turn,
-        expected=Expectation(
-            outcome=Outcome.REBUILT,
-            no_round=True,
-            endings=(RoundReason.GATE_REFUSED,) * len(MISSING),
-            gates=tuple((code.value,) for code, _ in MISSING),
+        end=rebuilt(),
+        checks=(
+            no_apply(),
+            no_round(),
+            rounds_ended(*[RoundReason.GATE_REFUSED] * len(MISSING)),
+            gate_refused(*(code.value for code, _ in MISSING)),
         ),
     ),
 )

@@ -2,9 +2,12 @@
 
 from typing import Final
 
-from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
-from lab.drills.scenarios.injections import report_hardware
-from lab.drills.scene import Scene
+from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
+from lab.drills.judge.commands import no_apply, no_round, not_withdrawn_before
+from lab.drills.judge.processes import kept_pods
+from lab.drills.judge.serving import nothing_starts
+from lab.drills.script.injections import report_hardware
+from lab.drills.script.scene import Scene
 
 WINDOW_SEC: Final = 5.0
 """hardware_ft_correlation_window_sec, as in production."""
@@ -52,33 +55,31 @@ DRILLS: Final = (
         summary="A card breaks, within the window its rank dies, and another: both are removed, by the engines' word alone.",
         spec=local_spec("hw-first-seen"),
         act=first_seen,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1, 3),), masters=(0,), kept_pods=PODS),
+        end=in_place((1, 3)),
+        checks=(kept_pods(*PODS),),
     ),
     Drill(
         name="hw-first-unseen",
         summary="A card breaks and no engine notices within the window: no round, the instance is rebuilt, once.",
         spec=local_spec("hw-first-unseen"),
         act=first_unseen,
-        expected=Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=WINDOW_SEC),
+        end=rebuilt(),
+        checks=(no_apply(), no_round(), not_withdrawn_before(WINDOW_SEC)),
     ),
     Drill(
         name="hw-already-removed",
         summary="The card of a rank that was removed is reported as broken: nothing starts, the survivors serve on.",
         spec=local_spec("hw-already-removed"),
         act=already_removed,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=((1,),),
-            masters=(0,),
-            kept_pods=PODS,
-            quiet_after=True,
-        ),
+        end=in_place((1,)),
+        checks=(kept_pods(*PODS), nothing_starts()),
     ),
     Drill(
         name="hw-unmappable",
         summary="One of two hardware faults names a card that nobody can find: rebuilt at once, no round, no window.",
         spec=local_spec("hw-unmappable", hardware_ft_correlation_window_sec=LONG_WINDOW_SEC),
         act=unmappable,
-        expected=Expectation(outcome=Outcome.REBUILT, no_round=True),
+        end=rebuilt(),
+        checks=(no_apply(), no_round()),
     ),
 )

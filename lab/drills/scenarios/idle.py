@@ -2,9 +2,11 @@
 
 from typing import Final
 
-from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
-from lab.drills.scenarios.injections import misbehave
-from lab.drills.scene import Scene
+from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
+from lab.drills.judge.commands import no_apply, no_round, not_withdrawn_before
+from lab.drills.judge.processes import kept_pods
+from lab.drills.script.injections import misbehave
+from lab.drills.script.scene import Scene
 
 COLLECTION_SEC: Final = 6.0
 
@@ -31,7 +33,8 @@ DRILLS: Final = (
         summary="Rank 1 dies without traffic, so nobody notices: no round, no command; after the collection time a rebuild.",
         spec=local_spec("soft-idle", software_collection_timeout_sec=COLLECTION_SEC),
         act=soft_idle,
-        expected=Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=COLLECTION_SEC),
+        end=rebuilt(),
+        checks=(no_apply(), no_round(), not_withdrawn_before(COLLECTION_SEC)),
         traffic=False,
     ),
     Drill(
@@ -39,7 +42,8 @@ DRILLS: Final = (
         summary="The same with wake_idle_survivors: one completion to each survivor makes it notice, and the group shrinks.",
         spec=local_spec("soft-idle-wake", wake_idle_survivors=True),
         act=soft_idle_wake,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=PODS),
+        end=in_place((1,)),
+        checks=(kept_pods(*PODS),),
         traffic=False,
     ),
     Drill(
@@ -47,6 +51,7 @@ DRILLS: Final = (
         summary="All ranks unhealthy, none dead, retry is off: no guess, no command; after the collection time a rebuild.",
         spec=local_spec("all-unhealthy-wait", software_collection_timeout_sec=COLLECTION_SEC),
         act=all_unhealthy_wait,
-        expected=Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=COLLECTION_SEC),
+        end=rebuilt(),
+        checks=(no_apply(), no_round(), not_withdrawn_before(COLLECTION_SEC)),
     ),
 )

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from lab.drills.drill import Drill, Expectation, Outcome, local_spec
-from lab.drills.scene import Scene
+from lab.drills.drill import Drill, local_spec, rebuilt
+from lab.drills.judge.commands import no_apply
+from lab.drills.script.scene import Scene
 
 WITHIN_SEC: Final = 150.0
 
@@ -28,6 +29,7 @@ DRILLS: Final = (
         summary="Scale-down is off and rank 1 dies: no fault-tolerance routes, no round, no command; engines are started anew.",
         spec=local_spec("feature-off", enable_dp_scale_down=False),
         act=feature_off,
-        expected=Expectation(outcome=Outcome.REBUILT, feature_off=True),
+        end=rebuilt(),
+        checks=(no_apply(),),
     ),
 )

@@ -11,9 +11,11 @@ import time
 from typing import Final
 
 from domain.engine import Dialect, EngineStatus
-from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
+from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
+from lab.drills.judge.commands import published_after_recovery, retried_once, withdrawn_before_apply
+from lab.drills.judge.processes import kept_pods
 from lab.drills.record.engine_log import all_lines
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec
 
 STALLED: Final = 1
@@ -69,7 +71,8 @@ DRILLS: Final = (
             fast_recovery_stability_sec=STABILITY_SEC,
         ),
         act=retried,
-        expected=Expectation(outcome=Outcome.IN_PLACE, retried=True, kept_pods=PODS),
+        end=in_place(),
+        checks=(retried_once(), withdrawn_before_apply(), published_after_recovery(), kept_pods(*PODS)),
     ),
     Drill(
         name="all-unhealthy-fast-fails",
@@ -86,6 +89,7 @@ DRILLS: Final = (
             fast_recovery_stability_sec=STABILITY_SEC,
         ),
         act=failing,
-        expected=Expectation(outcome=Outcome.REBUILT, retried=True),
+        end=rebuilt(),
+        checks=(retried_once(), withdrawn_before_apply()),
     ),
 )

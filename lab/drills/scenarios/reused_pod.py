@@ -21,9 +21,11 @@ from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL,
 from domain.messages.round import RoundReason
 from domain.messages.strategy import StrategyKind
 from domain.runtime import FtPhase
-from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
+from lab.drills.drill import PODS, Drill, in_place, local_spec
+from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
+from lab.drills.judge.processes import kept_pods
 from lab.drills.scenarios.scale_down import AFTER_GUARD
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 VICTIM: Final = 1
 FORMER: Final = 8
@@ -102,14 +104,8 @@ DRILLS: Final = (
         summary="While a round has its Pods guarded, a round of another instance wants them: refused, and nothing is touched.",
         spec=local_spec("pod-reused"),
         act=two_rounds_want_one_pod,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=((VICTIM,),),
-            masters=(0,),
-            kept_pods=PODS,
-            endings=(RoundReason.COMMITTED, RoundReason.GUARD_REFUSED),
-            aborted=True,
-        ),
+        end=in_place((VICTIM,)),
+        checks=(kept_pods(*PODS), rounds_ended(RoundReason.COMMITTED, RoundReason.GUARD_REFUSED), failed_rounds_aborted()),
         failpoints={"worker": (AFTER_GUARD,)},
     ),
 )

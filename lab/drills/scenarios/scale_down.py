@@ -4,10 +4,14 @@ from typing import Final
 
 from domain.engine import EngineStatus
 from domain.messages.round import RoundReason
-from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
-from lab.drills.scenarios.impostor import hanging_pod, until_asked, until_given_up
-from lab.drills.scenarios.injections import misbehave
-from lab.drills.scene import Scene
+from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
+from lab.drills.judge.commands import no_apply
+from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
+from lab.drills.judge.processes import failed_stop_changes_nothing, kept_pods, killed, pods_stopped_once
+from lab.drills.judge.serving import repeated_set
+from lab.drills.script.impostor import hanging_pod, until_asked, until_given_up
+from lab.drills.script.injections import misbehave
+from lab.drills.script.scene import Scene
 from lab.stack.record import EventKind
 
 BETWEEN_ROUNDS_SEC: Final = 6.5
@@ -129,34 +133,32 @@ DRILLS: Final = (
         summary="Rank 1 dies under traffic: one command to each survivor, only rank 1 is removed, the others keep serving.",
         spec=local_spec("soft-rank"),
         act=soft_rank,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=PODS),
+        end=in_place((1,)),
+        checks=(kept_pods(*PODS),),
     ),
     Drill(
         name="soft-rank0",
         summary="Rank 0, which hosts the group's store, dies: the lowest survivor becomes master, the numbers stay.",
         spec=local_spec("soft-rank0"),
         act=soft_rank0,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((0,),), masters=(1,), kept_pods=PODS),
+        end=in_place((0,)),
+        checks=(kept_pods(*PODS),),
     ),
     Drill(
         name="consecutive",
         summary="Rank 1 dies, later rank 2: the second command carries both; repeated SETs bring nothing back.",
         spec=local_spec("consecutive"),
         act=consecutive,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=((1,), (2,)),
-            masters=(0, 0),
-            kept_pods=PODS,
-            repeated_set=True,
-        ),
+        end=in_place((1,), (2,)),
+        checks=(kept_pods(*PODS), repeated_set()),
     ),
     Drill(
         name="multi-rank",
         summary="Ranks 1 and 2 die at once, rank 3 when the round looks at the engines: one command, with all three.",
         spec=local_spec("multi-rank"),
         act=multi_rank,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((1, 2, 3),), masters=(0,), kept_pods=PODS),
+        end=in_place((1, 2, 3)),
+        checks=(kept_pods(*PODS),),
         failpoints={"worker": (AFTER_GUARD,)},
     ),
     Drill(
@@ -164,7 +166,8 @@ DRILLS: Final = (
         summary="Ranks 1 and 2 die, then the survivors when the round looks at them: no command; the instance is rebuilt.",
         spec=local_spec("none-left"),
         act=nobody_left,
-        expected=Expectation(outcome=Outcome.REBUILT),
+        end=rebuilt(),
+        checks=(no_apply(),),
         failpoints={"worker": (AFTER_GUARD,)},
     ),
     Drill(
@@ -172,46 +175,32 @@ DRILLS: Final = (
         summary="One of the two ranks of a Pod is removed: the Pod is not stopped, its other rank serves on.",
         spec=local_spec("pod-partial"),
         act=pod_partial,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((3,),), masters=(0,), kept_pods=("node-manager-1",)),
+        end=in_place((3,)),
+        checks=(kept_pods("node-manager-1"),),
     ),
     Drill(
         name="pod-empty",
         summary="Both ranks of a Pod are removed, scale-up is off: the Pod is not stopped and its empty heartbeats are taken.",
         spec=local_spec("pod-empty"),
         act=pod_empty,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=((2, 3),),
-            masters=(0,),
-            kept_pods=PODS,
-        ),
+        end=in_place((2, 3)),
+        checks=(kept_pods(*PODS),),
     ),
     Drill(
         name="pod-empty-scaleup",
         summary="The same with scale-up on: the emptied Pod is stopped, once, and the survivors serve on.",
         spec=local_spec("pod-empty-scaleup", enable_dp_scale_up=True),
         act=pod_empty_scaleup,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=((2, 3),),
-            masters=(0,),
-            kept_pods=("node-manager-0",),
-            stopped_pods=("node-manager-1",),
-        ),
+        end=in_place((2, 3), leaving=("node-manager-1",)),
+        checks=(kept_pods("node-manager-0"), pods_stopped_once("node-manager-1")),
     ),
     Drill(
         name="pod-empty-scaleup-fails",
         summary="The emptied Pod hangs when it is told to stop: told once, the survivors serve meanwhile, nothing changes.",
         spec=local_spec("scaleup-fails", enable_dp_scale_up=True),
         act=pod_empty_scaleup_fails,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=((2, 3),),
-            masters=(0,),
-            kept_pods=("node-manager-0",),
-            killed=1,
-            unstoppable_pods=("node-manager-1",),
-        ),
+        end=in_place((2, 3)),
+        checks=(kept_pods("node-manager-0"), killed(1), failed_stop_changes_nothing("node-manager-1")),
         failpoints={"worker": (BEFORE_STOP, BEFORE_ADD)},
     ),
     Drill(
@@ -219,8 +208,7 @@ DRILLS: Final = (
         summary="Rank 1 is removed; when rank 2 dies an engine refuses the command: all four ranks serve again, rebuilt.",
         spec=local_spec("rebuilt-after-shrink"),
         act=rebuilt_after_shrink,
-        expected=Expectation(
-            outcome=Outcome.REBUILT, may_apply=True, endings=(RoundReason.COMMITTED, RoundReason.APPLY_REFUSED), aborted=True
-        ),
+        end=rebuilt(),
+        checks=(rounds_ended(RoundReason.COMMITTED, RoundReason.APPLY_REFUSED), failed_rounds_aborted()),
     ),
 )

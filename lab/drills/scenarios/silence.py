@@ -14,9 +14,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from lab.drills.drill import PODS, Drill, Expectation, Outcome, local_spec
-from lab.drills.scenarios.injections import silent_engine
-from lab.drills.scene import Scene
+from lab.drills.drill import PODS, Drill, in_place, local_spec
+from lab.drills.judge.commands import no_apply, no_round
+from lab.drills.judge.processes import kept_pods
+from lab.drills.judge.serving import nothing_starts
+from lab.drills.script.injections import silent_engine
+from lab.drills.script.scene import Scene
 
 MUTE: Final = 1
 """The rank that falls silent."""
@@ -88,7 +91,9 @@ DRILLS: Final = (
             dp_scale_down_config={"engine_request_timeout_sec": ENGINE_TIMEOUT_SEC},
         ),
         act=mute_forgotten,
-        expected=Expectation(outcome=Outcome.IN_PLACE, no_round=True, kept_pods=PODS, quiet_after=True, undisturbed=(0, 2, 3)),
+        end=in_place(),
+        checks=(no_apply(), no_round(), kept_pods(*PODS), nothing_starts()),
+        undisturbed=(0, 2, 3),
     ),
     Drill(
         name="mute-removed",
@@ -98,6 +103,7 @@ DRILLS: Final = (
             dp_scale_down_config={"engine_request_timeout_sec": ENGINE_TIMEOUT_SEC, "dead_confirm_sec": DEAD_CONFIRM_SEC},
         ),
         act=mute_removed,
-        expected=Expectation(outcome=Outcome.IN_PLACE, losses=((MUTE,),), masters=(0,), kept_pods=PODS, quiet_after=True),
+        end=in_place((MUTE,)),
+        checks=(kept_pods(*PODS), nothing_starts()),
     ),
 )

@@ -9,7 +9,7 @@ it, while pool B's rank of that number serves on (I15: that no view holds the re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from lab.drills.outcome import Check
+from lab.drills.outcome import Finding
 from lab.drills.record import engine_log, view_log
 from lab.drills.record.engine_log import EngineLife
 from lab.drills.record.traffic import RequestRecord
@@ -45,10 +45,10 @@ def observed(
     return Observed(instance_id=pool, original=frozenset(range(RANKS)), events=tuple(events), ended_at=ended_at)
 
 
-def invariant_checks(run: Observed) -> tuple[Check, ...]:
+def invariant_checks(run: Observed) -> tuple[Finding, ...]:
     """One check an invariant of `JUDGED`, over one run."""
     judgements = [check(run, invariant) for invariant in JUDGED]
     return tuple(
-        Check.of(f"{one.invariant} {one.text}", one.observations, [violation.what for violation in one.violations], "holds")
+        Finding.of(f"{one.invariant} {one.text}", one.observations, [violation.what for violation in one.violations], "holds")
         for one in judgements
     )

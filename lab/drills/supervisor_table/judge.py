@@ -8,7 +8,7 @@ survivors serve, holds at any pace.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from lab.drills.outcome import Check, RequestCount
+from lab.drills.outcome import Finding, RequestCount
 from lab.drills.supervisor_table.experiment import GIVES_UP_AT, SURVIVORS, Column, SupervisorRules
 from lab.drills.supervisor_table.invariants import JUDGED
 from lab.drills.supervisor_table.run import RunReport
@@ -20,7 +20,7 @@ _SERVER_GONE: Final = ("SERVER_EXITED", "NO_ANSWER")
 _Fault = Callable[[RunReport], Iterable[str]]
 
 
-def judge(columns: Sequence[Column], runs: Sequence[RunReport]) -> tuple[Check, ...]:
+def judge(columns: Sequence[Column], runs: Sequence[RunReport]) -> tuple[Finding, ...]:
     """All checks over all runs; each column must have been run."""
     checks = [_each("runs came to their end", runs, lambda run: [run.failure] if run.failure else [], "all did")]
     ended = [run for run in runs if run.failure is None]
@@ -30,7 +30,7 @@ def judge(columns: Sequence[Column], runs: Sequence[RunReport]) -> tuple[Check, 
     return (*checks, _each("nothing left behind", runs, lambda run: run.left_behind, "no process of any run was left"))
 
 
-def _of_column(column: Column, runs: Sequence[RunReport]) -> Iterable[Check]:
+def _of_column(column: Column, runs: Sequence[RunReport]) -> Iterable[Finding]:
     ours = column.rules is SupervisorRules.OURS
     yield _each(f"{column}: commands", runs, _applies(column), "each survivor one" if column.scale_down else "none")
     if column.scale_down and ours:
@@ -45,22 +45,22 @@ def _of_column(column: Column, runs: Sequence[RunReport]) -> Iterable[Check]:
         yield _each(f"{column}: NotReady only when the victim's server exits", runs, _not_ready_late, _told(runs))
 
 
-def _each(name: str, runs: Sequence[RunReport], faults_of: _Fault, fine: str) -> Check:
+def _each(name: str, runs: Sequence[RunReport], faults_of: _Fault, fine: str) -> Finding:
     faults = [f"run {run.column} {run.number}: {fault}" for run in runs for fault in faults_of(run)]
-    return Check.of(name, len(runs), faults, fine)
+    return Finding.of(name, len(runs), faults, fine)
 
 
-def _holds(invariant: Invariant, runs: Sequence[RunReport]) -> Check:
+def _holds(invariant: Invariant, runs: Sequence[RunReport]) -> Finding:
     judged = [(run, check) for run in runs for check in run.invariants if check.name.split()[0] == invariant]
     faults = [f"run {run.column} {run.number}: {check.detail}" for run, check in judged if not check.ok]
     name = judged[0][1].name if judged else str(invariant)
-    return Check.of(name, sum(check.observations for _, check in judged), faults, f"holds in {len(judged)} runs")
+    return Finding.of(name, sum(check.observations for _, check in judged), faults, f"holds in {len(judged)} runs")
 
 
-def _requests(name: str, runs: Sequence[RunReport], counted: Callable[[RunReport], RequestCount]) -> Check:
+def _requests(name: str, runs: Sequence[RunReport], counted: Callable[[RunReport], RequestCount]) -> Finding:
     counts = [(run, counted(run)) for run in runs]
     faults = [f"run {run.number}: {count.failed} failed" for run, count in counts if count.failed]
-    return Check.of(name, sum(count.ok + count.failed for _, count in counts), faults, f"in {len(runs)} runs")
+    return Finding.of(name, sum(count.ok + count.failed for _, count in counts), faults, f"in {len(runs)} runs")
 
 
 def _told(runs: Sequence[RunReport]) -> str:

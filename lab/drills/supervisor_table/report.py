@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from domain.model import Strict
-from lab.drills.outcome import Check, Report
+from lab.drills.outcome import Finding, Report
 from lab.drills.record.engine_log import EngineLine
 from lab.drills.record.timeline import Timeline
 from lab.drills.record.view_log import ViewLine
 from lab.drills.report.lanes import Change, spans
+from lab.drills.report.page import table
 from lab.drills.report.picture import Lane, Picture, Tick, write_picture
-from lab.drills.report.report import table
 from lab.drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, Column, Published
 from lab.drills.supervisor_table.run import Raw, RunReport
 
@@ -45,7 +45,7 @@ class TableReport(Report):
 
     drill: str = NAME
     summary: str = SUMMARY
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     figures: TableFigures
     took_sec: float
     bundle: str

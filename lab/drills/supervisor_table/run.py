@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from domain.errors import AutotomyError, Transient
 from domain.model import Strict
-from lab.drills.outcome import Check, Completion, RequestCount
+from lab.drills.outcome import Completion, Finding, RequestCount
 from lab.drills.record.completions import ask_each
 from lab.drills.record.engine_log import EngineLife, marks
 from lab.drills.record.timeline import Timeline
@@ -60,7 +60,7 @@ class RunReport(Strict):
     requests_after_120: RequestCount = RequestCount()
     applies_per_engine: dict[str, int] = {}
     left_behind: tuple[str, ...] = ()
-    invariants: tuple[Check, ...] = ()
+    invariants: tuple[Finding, ...] = ()
 
 
 class Raw(Strict):

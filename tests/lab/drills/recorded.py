@@ -11,7 +11,10 @@ from domain.messages.coordinator import CoordinatorView, PublishedEndpoint, Publ
 from domain.messages.node_manager import JournalReply, TransactionRecord
 from domain.messages.round import RoundOutcome, RoundReason, RoundReport
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
-from lab.drills.drill import Drill, Expectation, Outcome, local_spec
+from lab.drills.check import Check
+from lab.drills.drill import Drill, End, in_place, local_spec
+from lab.drills.judge.processes import kept_pods
+from lab.drills.judge.serving import repeated_set
 from lab.drills.outcome import Completion
 from lab.drills.record.engine_log import EngineLife, EngineLine
 from lab.drills.record.evidence import Evidence
@@ -43,12 +46,19 @@ async def nothing(_scene: object) -> None:
     """The script of a drill that is only judged."""
 
 
-def drill(expected: Expectation | None = None, *, traffic: bool = True) -> Drill:
-    wanted = expected or Expectation(
-        outcome=Outcome.IN_PLACE, losses=((1,),), masters=(0,), kept_pods=MANAGERS, repeated_set=True
-    )
+def drill(end: End | None = None, *checks: Check, traffic: bool = True, undisturbed: tuple[int, ...] = ()) -> Drill:
+    """One that is only judged; without an end the recorded recovery is what it expects."""
+    if end is None:
+        end, checks = in_place((1,)), (kept_pods(*MANAGERS), repeated_set())
     return Drill(
-        name="recorded", summary="as written", spec=local_spec("recorded"), act=nothing, expected=wanted, traffic=traffic
+        name="recorded",
+        summary="as written",
+        spec=local_spec("recorded"),
+        act=nothing,
+        end=end,
+        checks=checks,
+        traffic=traffic,
+        undisturbed=undisturbed,
     )
 
 

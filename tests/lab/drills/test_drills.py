@@ -22,10 +22,10 @@ from lab.drills.outcome import DrillReport
 from lab.drills.record.figures import median
 from lab.drills.registry import all_drills, find
 from lab.drills.report.repetition import shares, where_the_time_goes
+from lab.drills.restart.cell_drills import restart_drill
+from lab.drills.restart.cells import find_cell
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.restart import find_cell
-from lab.drills.scenarios.restart_run import restart_drill
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec
 from tests.eventually import eventually
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.drills.scenarios.failpoints import FailpointDriver, FailpointNotHit
+from lab.drills.script.failpoints import FailpointDriver, FailpointNotHit
 from service.failpoints import VARIABLE
 
 PROCESS = """

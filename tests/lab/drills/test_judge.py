@@ -9,8 +9,12 @@ from activities.peer import Silence
 from domain.engine import EngineStatus
 from domain.messages.round import PeerRefusal, RoundOutcome, RoundReason, RoundReport
 from domain.round.transaction import listed
-from lab.drills.drill import Expectation, Outcome
-from lab.drills.judge.judge import checks_of, judge
+from lab.drills.drill import Drill, in_place
+from lab.drills.drill import rebuilt as ends_rebuilt
+from lab.drills.judge.commands import no_apply, no_round, not_withdrawn_before
+from lab.drills.judge.every_drill import checks_of, judge
+from lab.drills.judge.processes import killed as was_killed
+from lab.drills.judge.processes import stopped as was_stopped
 from lab.drills.record.engine_log import EngineLife, EngineLine
 from lab.drills.record.evidence import SILENCES, Evidence, rebuild_excuse
 from lab.drills.record.histories import Replay
@@ -42,8 +46,8 @@ from tests.lab.drills.recorded import (
 )
 
 
-def red(found: Evidence, expected: Expectation | None = None, *, traffic: bool = True) -> set[str]:
-    return {check.name for check in judge(drill(expected, traffic=traffic), found) if not check.ok}
+def red(found: Evidence, judged: Drill | None = None) -> set[str]:
+    return {check.name for check in judge(judged or drill(), found) if not check.ok}
 
 
 def lives(**changed: list[EngineLife]) -> dict[int, list[EngineLife]]:
@@ -180,7 +184,7 @@ def test_history_that_does_not_replay_is_red_and_so_is_none_at_all(replay: Repla
 
 
 def test_ranks_that_serve_on_lose_no_request_and_answer_to_the_end() -> None:
-    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), undisturbed=SURVIVORS)
+    expected = drill(in_place((1,)), undisturbed=SURVIVORS)
 
     def told(*more: RequestRecord, since: float | None = 100.0) -> set[str]:
         calm = [record for record in requests() if record.ok]
@@ -205,7 +209,7 @@ def test_a_rank_that_its_nodemanager_saw_silent_for_long_enough_counts_as_dead()
 
 
 def test_process_that_was_to_be_stopped_must_have_stood_still_for_long_enough_and_gone_on() -> None:
-    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), stopped=1, stopped_for_sec=10.0)
+    expected = drill(in_place((1,)), was_stopped(1, for_sec=10.0))
     for_10_sec, for_a_moment = stopped("worker-0", 103.0, 113.0), stopped("worker-0", 103.0, 103.1)
     crash = crashed("worker-0", 105.0)
     assert red(evidence(stack_events=[*started(), *for_10_sec]), expected) == set()
@@ -228,11 +232,11 @@ def crashed(name: str, at: float, detail: str = "exit code 1") -> list[StackEven
 def test_process_that_ended_by_itself_is_told_in_every_drill(name: str, detail: str) -> None:
     crash = crashed(name, 103.0, detail)
     assert "nobody else ended" in red(evidence(stack_events=[*started(), *crash]))
-    assert "nobody else ended" in red(rebuilt(stack_events=[*started(), *crash]), REBUILT, traffic=False)
+    assert "nobody else ended" in red(rebuilt(stack_events=[*started(), *crash]), REBUILT)
 
 
 def test_killed_once_and_ended_twice_is_told() -> None:
-    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), killed=1)
+    expected = drill(in_place((1,)), was_killed(1))
     story = [*started(), *killed("worker-0", 103.0, 105.0)]
     names = frozenset({"worker-0"})
     assert red(evidence(stack_events=story, killed=names), expected) == set()
@@ -241,9 +245,9 @@ def test_killed_once_and_ended_twice_is_told() -> None:
 
 def test_pods_are_stopped_on_purpose_in_a_rebuild_and_where_that_is_expected_only() -> None:
     left = [*started(), *crashed(MANAGERS[1], 104.5, "exit code 0")]
-    assert red(rebuilt(stack_events=left), REBUILT, traffic=False) == set()
+    assert red(rebuilt(stack_events=left), REBUILT) == set()
     assert "nobody else ended" in red(evidence(stack_events=left))
-    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), stopped_pods=(MANAGERS[1],))
+    expected = drill(in_place((1,), leaving=(MANAGERS[1],)))
     assert red(evidence(stack_events=left), expected) == set()
 
 
@@ -260,7 +264,7 @@ def test_stopped_coordinator_serves_nobody_whatever_its_view_says() -> None:
 
 
 def test_process_that_was_to_be_killed_must_have_been_and_be_back() -> None:
-    expected = Expectation(outcome=Outcome.IN_PLACE, losses=((1,),), killed=1)
+    expected = drill(in_place((1,)), was_killed(1))
     story = [*started(), *killed("worker-0", 103.0, 105.0)]
     names = frozenset({"worker-0"})
     assert red(evidence(stack_events=story, killed=names), expected) == set()
@@ -268,7 +272,7 @@ def test_process_that_was_to_be_killed_must_have_been_and_be_back() -> None:
     assert red(evidence(stack_events=started(), killed=names), expected) == {"killed and back"}
 
 
-REBUILT = Expectation(outcome=Outcome.REBUILT, no_round=True, rebuild_not_before_sec=3.0)
+REBUILT = drill(ends_rebuilt(), no_apply(), no_round(), not_withdrawn_before(3.0), traffic=False)
 
 
 def second_life(rank: int, *, ready: bool = True) -> EngineLife:
@@ -303,7 +307,7 @@ def rebuilt(**changes: Any) -> Evidence:
 
 
 def test_clean_rebuild_passes() -> None:
-    assert red(rebuilt(), REBUILT, traffic=False) == set()
+    assert red(rebuilt(), REBUILT) == set()
 
 
 PLANTED_IN_A_REBUILD = [
@@ -323,13 +327,13 @@ PLANTED_IN_A_REBUILD = [
 
 @pytest.mark.parametrize("planted", PLANTED_IN_A_REBUILD, ids=lambda planted: planted.name)
 def test_planted_fault_in_a_rebuild_turns_its_check_red(planted: Planted) -> None:
-    assert planted.check in red(rebuilt(**planted.changes), REBUILT, traffic=False)
+    assert planted.check in red(rebuilt(**planted.changes), REBUILT)
 
 
 def test_rebuild_over_a_complete_set_breaks_i17() -> None:
     noticed = [StatusSeen(at=102.0, rank=rank, status=EngineStatus.UNHEALTHY) for rank in SURVIVORS]
     found = rebuilt(polled=[*rebuilt().polled, *noticed])
-    assert any(name.startswith("I17") for name in red(found, REBUILT, traffic=False))
+    assert any(name.startswith("I17") for name in red(found, REBUILT))
 
 
 def refused_round(reason: RoundReason, *refusals: tuple[str, str], more: str = "") -> RoundReport:

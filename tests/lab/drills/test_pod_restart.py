@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.drills.drill import Outcome
+from lab.drills.judge.endings import first_round_ended
 from lab.drills.registry import find
+from lab.drills.restart.cells import Point, UnknownCell
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import CHOSEN, POINTS, PodCell, PodEnd, PodVictim, find_pod_cell, pod_cell_table, pod_cells
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.pod_restart import CHOSEN, POINTS, PodCell, PodEnd, PodVictim, find_pod_cell, pod_cell_table, pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import Point, UnknownCell
 
 CELLS = tuple(pod_cells())
 
@@ -30,8 +30,8 @@ def test_the_dead_ranks_pod_never_changes_the_end_and_a_survivors_pod_does_by_wh
         in_order = [PodEnd.ABSORBED] * 3 + [PodEnd.REBUILT] * 5 + [PodEnd.ANOTHER_ROUND] * 4
         assert ends == in_order
     for cell in CELLS:
-        expected = pod_restart_drill(cell).expected
-        assert (expected.outcome is Outcome.REBUILT) == (cell.end is PodEnd.REBUILT) == bool(expected.reasons)
+        drill = pod_restart_drill(cell)
+        assert drill.end.rebuilt == (cell.end is PodEnd.REBUILT) == (first_round_ended(cell.reason) in drill.checks)
 
 
 def test_a_cell_is_found_by_its_words() -> None:

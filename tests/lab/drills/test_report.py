@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 import pytest
 
 from domain.errors import ConfigError
-from lab.drills.judge.judge import judge
-from lab.drills.outcome import Check, DrillReport, Figures
+from lab.drills.judge.every_drill import judge
+from lab.drills.outcome import DrillReport, Figures, Finding
 from lab.drills.record import bundle
 from lab.drills.record.figures import count_requests, round_figures, stage_seconds
 from lab.drills.record.timeline import Timeline
 from lab.drills.report.lanes import Change, picture_of, spans
+from lab.drills.report.page import write_report
 from lab.drills.report.picture import Span, tick_step, write_picture
-from lab.drills.report.report import write_report
 from lab.stack.run_dir import RunDir
 from tests.lab.drills.recorded import SURVIVORS, drill, evidence
 
@@ -62,7 +62,7 @@ def test_exit_code(changes: dict[str, object], code: int) -> None:
 
 
 def test_report_for_people_begins_with_the_answer_and_names_what_is_wrong(tmp_path: Path) -> None:
-    failed = Check(name="one apply per engine", ok=False, observations=4, detail="engine 2 was called twice")
+    failed = Finding(name="one apply per engine", ok=False, observations=4, detail="engine 2 was called twice")
     write_report(tmp_path, report(passed=False, checks=(failed,)))
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# Drill soft-rank: FAILED")

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.drills.judge.processes import went_on
+from lab.drills.restart.cell_drills import chains, restart_drill, shape_of
+from lab.drills.restart.cells import CHOSEN, NEXT_STEP, Cell, Point, Unknown, Victim, cells
+from lab.drills.restart.whole_table import RESULTS, CellResult, Task, passed_before, run_restart_table, tasks
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.restart import CHOSEN, NEXT_STEP, Cell, Point, Unknown, Victim, cells
-from lab.drills.scenarios.restart_all import RESULTS, CellResult, Task, passed_before, run_restart_table, tasks
-from lab.drills.scenarios.restart_run import chains, restart_drill, shape_of
+
+WENT_ON = went_on({}).name
 
 
 def test_the_chosen_cells_have_every_victim_and_nearly_every_point() -> None:
@@ -34,9 +37,11 @@ def test_every_cell_is_in_one_chain_and_the_dead_ranks_manager_has_no_survivor(o
 def test_where_one_of_two_workers_goes_the_round_s_next_step_is_watched() -> None:
     for chain in chains([cell for cell in cells() if cell.workers > 1]):
         drill = restart_drill(*chain)
-        assert set(drill.expected.goes_on_within_sec) == set(map(str, chain))
+        (within_sec,) = (dict(check.parameters)["within_sec"] for check in drill.checks if check.name == WENT_ON)
+        assert isinstance(within_sec, dict)
+        assert set(within_sec) == set(map(str, chain))
         assert {NEXT_STEP[cell.point] for cell in chain} <= set(drill.failpoints["worker"])
-    assert not restart_drill(Cell(victim=Victim.WORKER, point=Point.AFTER_202)).expected.goes_on_within_sec
+    assert WENT_ON not in {check.name for check in restart_drill(Cell(victim=Victim.WORKER, point=Point.AFTER_202)).checks}
 
 
 @pytest.mark.parametrize("task", tasks(CHOSEN, ()), ids=lambda task: task.name)
@@ -65,4 +70,4 @@ def test_a_cell_that_passed_is_not_run_again_and_one_that_failed_is(tmp_path: Pa
 def test_named_cells_are_installations_of_their_own() -> None:
     found = tasks((), list(Unknown))
     assert [task.cells for task in found] == [(f"--cell {name}",) for name in Unknown]
-    assert all(task.drill.expected.reasons for task in found)
+    assert all("reason of the fallback" in {check.name for check in task.drill.checks} for task in found)

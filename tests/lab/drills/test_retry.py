@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from domain.messages.node_manager import TransactionRecord
-from lab.drills.drill import Expectation, Outcome
-from lab.drills.judge.judge import checks_of, judge, one_retry_each
+from lab.drills.drill import in_place
+from lab.drills.judge.commands import published_after_recovery, retried_once, withdrawn_before_apply
+from lab.drills.judge.every_drill import judge
 from lab.drills.record.engine_log import EngineLife, EngineLine, observations
 from lab.drills.record.evidence import Evidence
 from lab.drills.record.failed_recoveries import failed_recoveries
+from lab.drills.registry import all_drills
 from lab.oracle.observations import FastRecoveryFailed, VerdictSeen
 from tests.lab.drills.recorded import RANKS, drill, evidence, journal
 
 RETRY = "fast-recovery-" + "0" * 32
-RETRIED = Expectation(outcome=Outcome.IN_PLACE, retried=True)
+RETRIED = drill(in_place(), retried_once(), withdrawn_before_apply(), published_after_recovery())
 
 
 def told(rank: int, at: float = 103.0, **changes: Any) -> EngineLine:
@@ -45,9 +47,12 @@ def retried(**changed: list[EngineLine]) -> Evidence:
 
 
 def test_one_retry_each_is_green_and_asked_for_where_a_retry_is_expected() -> None:
-    check = one_retry_each(retried(), RETRIED)
-    assert (check.ok, check.observations) == (True, len(RANKS))
-    assert one_retry_each in checks_of(drill(RETRIED))
+    found = retried_once().find(retried())
+    assert (found.ok, found.observations) == (True, len(RANKS))
+    assert [name for name, each in all_drills().items() if retried_once() in each.checks] == [
+        "all-unhealthy-fast",
+        "all-unhealthy-fast-fails",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,7 @@ def test_one_retry_each_is_green_and_asked_for_where_a_retry_is_expected() -> No
     ids=["left out", "twice", "refused", "another id", "scaled down afterwards"],
 )
 def test_planted_fault_turns_it_red(lines: list[EngineLine]) -> None:
-    assert not one_retry_each(retried(rank2=lines), RETRIED).ok
+    assert not retried_once().find(retried(rank2=lines)).ok
 
 
 def refused(rank: int) -> EngineLine:
@@ -78,7 +83,7 @@ def test_scale_down_after_a_failed_retry_breaks_i9(lines: list[EngineLine]) -> N
     shrunk = told(0, 105.0, instruction="scale_down", params={"removed_dp_ranks": [2]}, request_id="scale-down-1")
     found = retried(rank2=lines, rank0=[told(0), shrunk])
     assert [event for event in observations(found.lives, {}) if isinstance(event, FastRecoveryFailed)]
-    red = {check.name.split()[0] for check in judge(drill(RETRIED), found) if not check.ok}
+    red = {check.name.split()[0] for check in judge(RETRIED, found) if not check.ok}
     assert "I9" in red
 
 
@@ -86,7 +91,7 @@ def shrunk_after(**changes: Any) -> set[str]:
     """Every engine retried well, and was told to scale down at 106.0; what is red then."""
     shrunk = told(0, 106.0, instruction="scale_down", params={"removed_dp_ranks": [2]}, request_id="scale-down-1")
     found = replace(retried(rank0=[told(0), ended(0, ok=True), shrunk]), **changes)
-    return {check.name.split()[0] for check in judge(drill(RETRIED), found) if not check.ok}
+    return {check.name.split()[0] for check in judge(RETRIED, found) if not check.ok}
 
 
 def test_scale_down_after_a_fast_recovery_that_failed_as_a_whole_breaks_i9() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.drills.__main__ import main
-from lab.drills.outcome import Check, RequestCount
+from lab.drills.outcome import Finding, RequestCount
 from lab.drills.record.view_log import ViewLine
 from lab.drills.supervisor_table.experiment import COLUMNS, PUBLISHED, Clock, SupervisorRules
 from lab.drills.supervisor_table.invariants import JUDGED, invariant_checks, observed
@@ -21,7 +21,7 @@ SHRUNK = {"0": 1, "2": 1, "3": 1}
 BUNDLE = {"report.json", "report.md", "timeline.svg", "timeline.jsonl", "applies.jsonl", "views.jsonl", "requests.jsonl"}
 
 
-def story(*, told: bool, **changes: Any) -> tuple[Check, ...]:
+def story(*, told: bool, **changes: Any) -> tuple[Finding, ...]:
     """The invariants over a recorded run: rank 1 died at 100, the others were told at 103, the view was theirs at 104.5."""
     lives = {rank: victim() if rank == 1 else survivor(rank) for rank in range(4)}
     if not told:
@@ -183,7 +183,7 @@ async def run(options: TableOptions) -> TableReport:
     return report
 
 
-def complaint(check: Check) -> str:
+def complaint(check: Finding) -> str:
     return "" if check.ok else f"{check.name}: {check.detail}"
 
 

@@ -9,7 +9,7 @@ that nobody can know (design §4), each a named cell with the reason that the ro
     lease-taken         the lease lapsed while nobody renewed it, and another round took the Pod
     engines-time-over   the engines' own patience ended before they were told anything
 
-This module holds the words and the expectations; `lab.drills.scenarios.restart_run` carries cells out.
+This module holds the words and the expectations; `lab.drills.restart.cell_drills` carries cells out.
 """
 
 from collections.abc import Iterator, Mapping

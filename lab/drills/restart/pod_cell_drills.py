@@ -1,4 +1,4 @@
-"""Carries out cells of `pod_restart`: four ranks in four Pods that register themselves, one cell an installation."""
+"""Carries out cells of `pod_cells`: four ranks in four Pods that register themselves, one cell an installation."""
 
 import re
 import signal
@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lab.drills.drill import Drill, Expectation, Outcome, local_spec
+from lab.drills.check import Check
+from lab.drills.drill import Drill, End, in_place, local_spec, rebuilt
+from lab.drills.judge.endings import first_round_ended
+from lab.drills.judge.processes import kept_pods, killed, pods
 from lab.drills.record.view_log import read_view_log
-from lab.drills.scenarios.pod_restart import PodCell, PodEnd
-from lab.drills.scenarios.restart import SURVIVORS_NODE_MANAGER, Point
-from lab.drills.scenarios.restart_run import BACK_AFTER_SEC
-from lab.drills.scene import Scene
+from lab.drills.restart.cell_drills import BACK_AFTER_SEC
+from lab.drills.restart.cells import SURVIVORS_NODE_MANAGER, Point
+from lab.drills.restart.pod_cells import PodCell, PodEnd
+from lab.drills.script.scene import Scene
 from lab.stack.processes import send
 from lab.stack.spec import FIRST_REGISTERED_ID, EngineSpec, StackSpec
 
@@ -49,7 +52,8 @@ def pod_restart_drill(cell: PodCell, name: str = "restart") -> Drill:
         summary=f"{cell}: {place.meaning}; expected: {cell.expected}.",
         spec=_spec(),
         act=act,
-        expected=_expectation(cell, manager),
+        end=_end(cell),
+        checks=(killed(1), *_checks(cell, manager)),
         failpoints={process: (place.failpoint,)},
     )
 
@@ -60,21 +64,24 @@ def _spec() -> StackSpec:
     return spec.model_copy(update={"pods": pods, "registers": True, "instance_id": FIRST_REGISTERED_ID})
 
 
-def _expectation(cell: PodCell, manager: str) -> Expectation:
+def _end(cell: PodCell) -> End:
+    match cell.end:
+        case PodEnd.UNTOUCHED:
+            return in_place((_LOST,))
+        case PodEnd.ABSORBED:
+            return in_place((_LOST, _SURVIVOR))
+        case PodEnd.ANOTHER_ROUND:
+            return in_place((_LOST,), (_SURVIVOR,))
+        case PodEnd.REBUILT:
+            return rebuilt()
+
+
+def _checks(cell: PodCell, manager: str) -> tuple[Check, ...]:
+    """In place every other Pod lives on; a rebuild has its reason, whatever the engines have been told before it."""
     if cell.end is PodEnd.REBUILT:
-        return Expectation(outcome=Outcome.REBUILT, may_apply=True, killed=1, reasons=(cell.reason,))
-    losses: dict[PodEnd, tuple[tuple[int, ...], ...]] = {
-        PodEnd.UNTOUCHED: ((_LOST,),),
-        PodEnd.ABSORBED: ((_LOST, _SURVIVOR),),
-        PodEnd.ANOTHER_ROUND: ((_LOST,), (_SURVIVOR,)),
-    }
-    return Expectation(
-        outcome=Outcome.IN_PLACE,
-        losses=losses[cell.end],
-        masters=(0,) * len(losses[cell.end]),
-        kept_pods=tuple(f"node-manager-{index}" for index in range(4) if f"node-manager-{index}" != manager),
-        killed=1,
-    )
+        return (first_round_ended(cell.reason),)
+    others = (name for name in pods(_spec()) if name != manager)
+    return (kept_pods(*others),)
 
 
 async def _as_expected(scene: Scene, cell: PodCell) -> None:

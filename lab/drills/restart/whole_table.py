@@ -15,11 +15,11 @@ from typing import Final, TextIO
 from domain.model import Strict
 from lab.drills.drill import Drill
 from lab.drills.outcome import DrillReport
+from lab.drills.restart.cell_drills import chains, restart_drill, unknown_drill
+from lab.drills.restart.cells import Cell, Unknown, UnknownCell, cells
+from lab.drills.restart.pod_cell_drills import pod_restart_drill
+from lab.drills.restart.pod_cells import PodCell, pod_cells
 from lab.drills.run import DrillOptions, run_drill
-from lab.drills.scenarios.pod_restart import PodCell, pod_cells
-from lab.drills.scenarios.pod_restart_run import pod_restart_drill
-from lab.drills.scenarios.restart import Cell, Unknown, UnknownCell, cells
-from lab.drills.scenarios.restart_run import chains, restart_drill, unknown_drill
 
 RESULTS: Final = "cells.jsonl"
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from lab.drills.outcome import StopAsked
 from lab.drills.record.observer import NotSeen
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 STOP_PATH: Final = "/node-manager/stop"
 _HEAD_LIMIT_SEC: Final = 5.0

@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from lab.drills.record.observer import NotSeen
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 FAULT_CODE: Final = "0x80E01801"
 _TIMEOUT_SEC: Final = 5.0

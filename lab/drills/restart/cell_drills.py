@@ -14,15 +14,19 @@ second loss leaves its Pod without any, so that is the place of a cell which hit
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from domain.messages.round import RoundReason
 from domain.model import Strict
 from domain.runtime import FtPhase
-from lab.drills.drill import Drill, Expectation, Outcome, local_spec
-from lab.drills.scenarios.failpoints import Hit
-from lab.drills.scenarios.restart import (
+from lab.drills.check import Check
+from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
+from lab.drills.judge.commands import no_apply
+from lab.drills.judge.endings import first_round_ended
+from lab.drills.judge.processes import kept_pods, killed, pods, stopped, went_on
+from lab.drills.restart.cells import (
     DEAD_RANKS_NODE_MANAGER,
     NEXT_STEP,
     PLACES,
@@ -35,7 +39,8 @@ from lab.drills.scenarios.restart import (
     Unknown,
     Victim,
 )
-from lab.drills.scene import Scene
+from lab.drills.script.failpoints import Hit
+from lab.drills.script.scene import Scene
 from lab.stack.spec import EngineSpec, StackSpec
 
 BACK_AFTER_SEC: Final = 2.0
@@ -90,24 +95,27 @@ def restart_drill(*chosen: Cell, name: str = "restart") -> Drill:
             await _in_place(scene, shape, cell, rank, lost[:number])
 
     hit = {_process(shape, word, rank) for cell, rank in zip(chosen, lost, strict=True) for word in PROCESSES[cell.victim]}
-    pods = tuple(f"node-manager-{index}" for index in range(len(shape.pods)) if f"node-manager-{index}" not in hit)
+    spec = shape.spec(max(cell.workers for cell in chosen))
     return Drill(
         name=name,
         summary="; ".join(f"{cell}: {PLACES[cell.point].meaning}; expected: {cell.expected}" for cell in chosen) + ".",
-        spec=shape.spec(max(cell.workers for cell in chosen)),
+        spec=spec,
         act=act,
-        expected=Expectation(
-            outcome=Outcome.IN_PLACE,
-            losses=tuple((rank,) for rank in lost),
-            masters=(0,) * len(lost),
-            kept_pods=pods,
-            killed=sum(len(PROCESSES[cell.victim]) for cell in chosen if cell.how is How.KILL),
-            stopped=sum(len(PROCESSES[cell.victim]) for cell in chosen if cell.how is How.STOP),
-            stopped_for_sec=STOPPED_FOR_SEC,
-            goes_on_within_sec={str(cell): _goes_on_within_sec(cell) for cell in chosen if cell.workers > 1},
-        ),
+        end=in_place(*((rank,) for rank in lost)),
+        checks=(kept_pods(*(name for name in pods(spec) if name not in hit)), *_of_victims(chosen)),
         failpoints=_failpoints(shape, chosen),
     )
+
+
+def _of_victims(chosen: Sequence[Cell]) -> Iterator[Check]:
+    """What must become of those that were killed or stopped, and of a round that lost one of two workers."""
+    counted = Counter(cell.how for cell in chosen for _ in PROCESSES[cell.victim])
+    if counted[How.KILL]:
+        yield killed(counted[How.KILL])
+    if counted[How.STOP]:
+        yield stopped(counted[How.STOP], for_sec=STOPPED_FOR_SEC)
+    if within_sec := {str(cell): _goes_on_within_sec(cell) for cell in chosen if cell.workers > 1}:
+        yield went_on(within_sec)
 
 
 def shape_of(chosen: Sequence[Cell]) -> Shape:
@@ -234,12 +242,8 @@ def _unknown_outcome(cell: Cell, name: str) -> Drill:
         summary=f"{cell}: {PLACES[cell.point].meaning}; expected: {cell.expected}.",
         spec=SMALL.spec(cell.workers),
         act=act,
-        expected=Expectation(
-            outcome=Outcome.REBUILT,
-            may_apply=True,
-            killed=len(PROCESSES[cell.victim]),
-            reasons=(RoundReason.APPLY_UNKNOWN,),
-        ),
+        end=rebuilt(),
+        checks=(killed(len(PROCESSES[cell.victim])), first_round_ended(RoundReason.APPLY_UNKNOWN)),
         failpoints=_failpoints(SMALL, (cell,)),
     )
 
@@ -267,7 +271,8 @@ def _lease_taken() -> Drill:
         summary=f"worker-0 is stopped while {place.meaning}, until the lease has lapsed and another round took the Pod; rebuilt.",
         spec=spec,
         act=act,
-        expected=Expectation(outcome=Outcome.REBUILT, stopped=1, reasons=(RoundReason.GUARD_REFUSED, RoundReason.GUARD_LOST)),
+        end=rebuilt(),
+        checks=(no_apply(), stopped(1), first_round_ended(RoundReason.GUARD_REFUSED, RoundReason.GUARD_LOST)),
         failpoints={"worker": (place.failpoint,)},
     )
 
@@ -293,6 +298,7 @@ def _engines_time_over() -> Drill:
         summary=f"{SMALL.survivors_manager} is stopped while {place.meaning}, until the engines' own time is over; rebuilt.",
         spec=spec,
         act=act,
-        expected=Expectation(outcome=Outcome.REBUILT, stopped=1, reasons=(RoundReason.ENGINES_TIME_OVER,)),
+        end=rebuilt(),
+        checks=(no_apply(), stopped(1, may_leave=PODS), first_round_ended(RoundReason.ENGINES_TIME_OVER)),
         failpoints={"worker": (place.failpoint,)},
     )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from lab.drills.record.events import DrillEventKind
 from lab.drills.record.traffic import RequestRecord
-from lab.drills.scene import Scene
+from lab.drills.script.scene import Scene
 
 _ENGINES_EVERY_SEC = 0.25
 _REQUESTS_EVERY_SEC = 1.0

@@ -1,6 +1,6 @@
 """A whole Pod restarts in the middle of a round: the words, the cells, and how each must end (acceptance C).
 
-`lab.drills.scenarios.restart` kills processes of ours and leaves the engines alone. Here the Pod goes as a container goes: its
+`lab.drills.restart.cells` kills processes of ours and leaves the engines alone. Here the Pod goes as a container goes: its
 NodeManager and every engine in it are killed in the same moment, and two seconds later it is there again at its address,
 registers, and is held, because a fresh engine cannot join a living group. It comes back with its disk, so that it knows
 what it was; or as a **new Pod** with an empty one, which knows nothing.
@@ -19,7 +19,7 @@ from typing import Final
 
 from domain.messages.round import RoundReason
 from domain.model import Strict
-from lab.drills.scenarios.restart import PLACES, Place, Point, UnknownCell
+from lab.drills.restart.cells import PLACES, Place, Point, UnknownCell
 
 
 class PodVictim(StrEnum):

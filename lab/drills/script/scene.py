@@ -24,7 +24,7 @@ from lab.drills.record.observer import NotSeen, Observer
 from lab.drills.record.repeated_sets import unchanged_refreshes
 from lab.drills.record.sighting_log import read_sightings
 from lab.drills.record.timeline import Timeline
-from lab.drills.scenarios.failpoints import FailpointDriver
+from lab.drills.script.failpoints import FailpointDriver
 from lab.stack.client import Stack
 from lab.stack.record import ProcessState
 

@@ -1,0 +1,1 @@
+"""What a drill's script has in its hands: injections, failpoints, impostors, and waiting for what can be seen."""
