@@ -162,3 +162,10 @@ def marked_settings(source: str) -> list[str]:
         and isinstance(after.value, ast.Constant)
         and DEPARTS in str(after.value.value)
     ]
+
+
+def test_every_make_target_that_a_page_names_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in pages():
+        named = set(re.findall(r"`make ([a-z-]+)`", page.read_text(encoding="utf-8")))
+        assert named <= targets, f"{name_of(page)}: {sorted(named - targets)}"
