@@ -1,4 +1,4 @@
-"""Configuration: names as in the RFC (§7), each with its unit and reason; contradictions are found when it is read.
+"""Configuration: names as in the RFC (RFC §7), each with its unit and reason; contradictions are found when it is read.
 
 `FaultToleranceConfig` is a plain model; files and environment are read by `service.settings`. A round keeps the
 configuration it started with. NodeManagers read a file of their own (`node_manager.config`); of what stands here they are told
@@ -47,7 +47,7 @@ class DpScaleDownConfig(Strict):
     """s, [1, 600]. Bound of each of the two waits: for apply-ready, and for recovered (RFC §7)."""
 
     guard_deadline_sec: Seconds = 15.0
-    """s. So long a survivor's NodeManager is asked for its guard; one that has not answered then fails the round (§5, step 4)."""
+    """s. So long a survivor's NodeManager is asked for its guard; one that stays silent fails the round (design §4, step 4)."""
 
     coordinator_deadline_sec: Seconds = 15.0
     """s. Bound of each push of a view to all Coordinators. An unconfirmed DEL fails a round before apply; an ADD is pushed on."""
@@ -136,7 +136,7 @@ class FaultToleranceConfig(Strict):
     engines' communication timeout, or the survivors cannot notice in time."""
 
     dead_after_poll_failures: Annotated[int, NotBool, Field(ge=1, le=100)] = 1
-    """Polls in a row, [1, 100], that an engine may leave unanswered before that is evidence of its death (RFC §4.1). Counted by
+    """Polls in a row, [1, 100], that an engine may leave unanswered before that is evidence of its death (RFC §4.4). Counted by
     NodeManagers: here it reaches those that `autotomy up` starts; elsewhere set it in node-manager.yaml, under the same name."""
 
     strategy_center_check_interval_sec: Seconds = 10.0

@@ -3,7 +3,7 @@
 An engine's FT API gives one *entry* per DP rank: a status (`healthy`, `unhealthy`, `dead`) and, in the `v1` dialect, an
 `ft_state` (`recovering`, `failed`). The NodeManager lays what it knows of the *process* over it: a process that is gone
 is `dead` whatever the FT API still says. The functions at the end give the meaning of one entry at the two waits of a
-round, as an enum (RFC §5 steps 5 and 8).
+round, as an enum (design §4, steps 5 and 8).
 """
 
 from enum import StrEnum

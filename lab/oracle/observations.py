@@ -168,7 +168,7 @@ class FastRecoveryFailed(Observation):
 
 
 class RebuildExcuse(StrEnum):
-    """Why a complete set may be rebuilt all the same (acceptance I17)."""
+    """Why a complete set may be rebuilt all the same (I17)."""
 
     ENGINE_REFUSED = "an engine refused or failed"
     FURTHER_DEATH = "a further rank died"
