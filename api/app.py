@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
-import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
@@ -28,6 +27,7 @@ from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW
 from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW
 from service.http import HttpError, create_app, failure
 from service.metrics import add_metrics_route, new_registry
+from service.one_exchange import one_exchange_client
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def controller_app(settings: Settings, gateway: Gateway) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with one_exchange_client() as http:
             works = [asyncio.create_task(_begin(api), name="connect to Temporal")]
             works.append(asyncio.create_task(PulseWatch(api, http).run(), name="watch heartbeats"))
             try:

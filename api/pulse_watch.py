@@ -5,11 +5,12 @@ import logging
 from typing import Final
 
 import httpx
-from pydantic import ValidationError
 
+from activities.peer import get
 from api.gateway import WorkflowUnknown, stamp
 from api.pulse import is_lost
 from api.state import Api
+from domain.errors import AutotomyError
 from domain.messages.fault_manager import (
     FAULT_MANAGER_WORKFLOW,
     NODE_MANAGER_BACK_SIGNAL,
@@ -73,11 +74,9 @@ class PulseWatch:
 
     async def _ask(self, manager: NodeManagerAddress) -> LivenessReply | None:
         try:
-            async with asyncio.timeout(_ASK_LIMIT_SEC):
-                reply = await self._http.get(f"{manager.url}/liveness")
-            reply.raise_for_status()
-            return LivenessReply.model_validate_json(reply.content)
-        except (httpx.HTTPError, TimeoutError, ValidationError):
+            return await get(self._http, f"{manager.url}/liveness", LivenessReply, _ASK_LIMIT_SEC)
+        except AutotomyError as error:
+            log.debug("a silent Pod gives no answer", extra={"node_manager": str(manager), "why": error.message})
             return None
 
 
