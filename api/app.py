@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
-import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
@@ -29,6 +28,7 @@ from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REG
 from service.http import HttpError, create_app, failure
 from service.loops import Loops
 from service.metrics import add_metrics_route, new_registry
+from service.one_exchange import one_exchange_client
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def controller_app(settings: Settings, gateway: Gateway, loops: Loops | None = N
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with one_exchange_client() as http:
             loops.start("connect to Temporal", _begin(api), may_end=True)
             loops.start("watch heartbeats", PulseWatch(api, http).run())
             try:

@@ -6,9 +6,11 @@ from typing import Final
 
 import httpx
 
+from activities.peer import get
 from api.gateway import WorkflowUnknown, stamp
 from api.pulse import is_lost
 from api.state import Api
+from domain.errors import AutotomyError
 from domain.messages.fault_manager import (
     FAULT_MANAGER_WORKFLOW,
     NODE_MANAGER_BACK_SIGNAL,
@@ -20,7 +22,6 @@ from domain.messages.node_manager import LivenessReply
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError
-from service.json_reader import read_peer_json
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,9 @@ class PulseWatch:
 
     async def _ask(self, manager: NodeManagerAddress) -> LivenessReply | None:
         try:
-            async with asyncio.timeout(_ASK_LIMIT_SEC):
-                reply = await self._http.get(f"{manager.url}/liveness")
-            reply.raise_for_status()
-            return LivenessReply.model_validate(read_peer_json(reply.content))
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
+            return await get(self._http, f"{manager.url}/liveness", LivenessReply, _ASK_LIMIT_SEC)
+        except AutotomyError as error:
+            log.debug("a silent Pod gives no answer", extra={"node_manager": str(manager), "why": error.message})
             return None
 
 

@@ -60,7 +60,7 @@ class Merge(StrEnum):
 
     NEWS = "NEWS"  # it is the newest word about its rank
     OLDER = "OLDER"  # a newer one is known
-    COMMITTED = "COMMITTED"  # the rank was removed: nothing that it says counts
+    COMMITTED = "COMMITTED"  # the rank was removed: nothing that it says counts until a group is formed anew
     PROCESS_EXITED = "PROCESS_EXITED"  # the engine's process is gone, which is final
     PAST_ENGINE = "PAST_ENGINE"  # an engine of an earlier group
     NO_NEWS = "NO_NEWS"  # nobody could read the engine: that says nothing
@@ -159,9 +159,13 @@ class Evidence(Strict):
         return self.ranks.get(rank, _UNHEARD)
 
     def merge(self, report: Report, dead_committed: Iterable[int]) -> "tuple[Evidence, Merge]":
-        """Lay one report over what is known; says what became of it."""
+        """Lay one report over what is known; says what became of it.
+
+        While the group is rebuilt the ranks that the old one lost have engines again. Those are listened to: their
+        NodeManagers tell each thing once, and the rebuild's end may be heard of after it.
+        """
         known = self.of(report.rank)
-        if report.rank in dead_committed:
+        if report.rank in dead_committed and not self.forming:
             return self, Merge.COMMITTED
         if report.engine is not None and report.engine in known.past_engines:
             return self, Merge.PAST_ENGINE

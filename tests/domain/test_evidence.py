@@ -132,6 +132,16 @@ def test_what_a_removed_rank_says_does_not_count() -> None:
     assert evidence == Evidence()
 
 
+def test_a_removed_ranks_new_engine_is_heard_before_the_rebuild_is_known_to_have_ended() -> None:
+    """Else a fault that strikes just then stands incomplete until the collection time is over: nobody tells it again."""
+    rebuilding, merge = told(report(1, H, engine="old")).begin_forming().merge(report(1, U, T0 + 2, engine="new"), [1])
+    assert merge is Merge.NEWS
+    assert status(rebuilding.formed({1: "new"}, [1], T0 + 3)) is U
+    assert rebuilding.formed({0: "other"}, [0], T0 + 3).of(1) == Evidence().of(1), "a relaunch leaves it removed"
+    late, _ = rebuilding.merge(report(1, D, T0 + 4, engine="old"), [1])
+    assert status(late.formed({1: "new"}, [1], T0 + 5)) is U, "its old engine is past"
+
+
 def test_an_engine_that_could_not_be_read_says_nothing() -> None:
     known = told(report(1, D, T0))
     after, merge = known.merge(report(1, EngineStatus.UNKNOWN, T0 + 1), ())

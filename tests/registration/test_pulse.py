@@ -106,10 +106,10 @@ async def signals(here: Installation, instance_id: int) -> list[str]:
     return [name for name in names if name in (NODE_MANAGER_LOST_SIGNAL, NODE_MANAGER_BACK_SIGNAL)]
 
 
-async def declared(here: Installation, instance_id: int, fake: FakeNodeManager) -> None:
+async def declared(here: Installation, instance_id: int, port: int, ip: str = "127.0.0.1") -> None:
     body = topology(instance_id, 1).model_dump(mode="json", exclude={"instance_id"})
-    body["node_managers"] = [{"pod_ip": "127.0.0.1", "port": fake.port}]
-    body["endpoints"] = [{"id": 0, "pod_ip": "127.0.0.1", "ip": "127.0.0.1", "business_port": 10000}]
+    body["node_managers"] = [{"pod_ip": ip, "port": port}]
+    body["endpoints"] = [{"id": 0, "pod_ip": ip, "ip": ip, "business_port": 10000}]
     reply = await here.controller.call("PUT", f"/controller/instances/{instance_id}", body)
     assert reply.status_code == 200, reply.text
 
@@ -117,7 +117,7 @@ async def declared(here: Installation, instance_id: int, fake: FakeNodeManager) 
 async def test_two_apis_that_never_hear_a_pod_ask_it_and_only_a_mute_one_is_lost(here: Installation) -> None:
     impatient = config(heartbeat_interval_sec=0.1, heartbeat_timeout_sec=0.3)
     async with a_node_manager(71) as fake:
-        await declared(here, 71, fake)
+        await declared(here, 71, fake.port)
         async with (
             an_api(here.settings, here.world.task_queue, impatient),
             an_api(here.settings, here.world.task_queue, impatient),
@@ -126,6 +126,15 @@ async def test_two_apis_that_never_hear_a_pod_ask_it_and_only_a_mute_one_is_lost
             assert await signals(here, 71) == []
             fake.mute = True
             await eventually(lambda: _lost(here, 71), "the loss is told")
+
+
+async def test_an_address_that_cannot_be_one_is_that_pods_trouble_alone(here: Installation) -> None:
+    impatient = config(heartbeat_interval_sec=0.1, heartbeat_timeout_sec=0.3)
+    async with a_node_manager(73) as fake:
+        await declared(here, 72, 1026, ip="10.0.0.256")
+        await declared(here, 73, fake.port)
+        async with an_api(here.settings, here.world.task_queue, impatient):
+            await eventually(lambda: fake.asked >= 3, "the other one is asked again and again")
 
 
 async def _lost(here: Installation, instance_id: int) -> bool:
