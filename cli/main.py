@@ -106,7 +106,7 @@ def up(
     """Start a whole installation on this machine.
 
     Temporal server with Web UI, Controller, Pods with simulated engines, Coordinator; what crashes is restarted. It runs in
-    the background until `autotomy down`.
+    the background until `autotomy down`. Where all of it was killed, or stopped with `down --keep`, it is resumed.
     """
     from cli.up import StackWish, run_up
 
@@ -178,11 +178,15 @@ def explain(instance: IdArgument, controller_url: UrlOption = None, json_output:
 
 
 @app.command()
-def down(run_dir: RunDirOption = None, json_output: JsonOption = False) -> None:
+def down(
+    run_dir: RunDirOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="The next `up` goes on with its databases, journals and ports.")] = False,
+    json_output: JsonOption = False,
+) -> None:
     """Stop what `up` started, also after a crash."""
     from cli.up import run_down
 
-    raise typer.Exit(run_down(run_dir, as_json=json_output))
+    raise typer.Exit(run_down(run_dir, keep=keep, as_json=json_output))
 
 
 @app.command(context_settings=_PASS_THROUGH)

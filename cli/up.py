@@ -15,9 +15,10 @@ from rich.table import Table
 from cli.screen import print_json, remarks, results, run
 from domain.errors import ConfigError
 from lab.stack.client import Stack
+from lab.stack.launch import resumable
 from lab.stack.lost import DownReport, stop_lost
-from lab.stack.processes import carriers, own_identity, sweep
-from lab.stack.record import EventKind, StackEvent
+from lab.stack.processes import ProcessIdentity, carriers, own_identity, sweep
+from lab.stack.record import EventKind, StackEvent, StackState
 from lab.stack.run_dir import RunDir, default_run_dir
 from lab.stack.spec import StackSpec
 
@@ -99,11 +100,26 @@ def run_up(run_dir: Path | None, wish: StackWish, *, foreground: bool, as_json: 
     return run(_stay(spec, directory, as_json) if foreground else _start(spec, directory, as_json))
 
 
+async def _launch(spec: StackSpec, directory: Path, progress: "StartProgress", owner: ProcessIdentity | None = None) -> Stack:
+    """What ended here without being told to goes on; otherwise a new installation. Raises ConfigError where the options
+    ask for another one than that."""
+    earlier = resumable(RunDir(directory))
+    if earlier is None:
+        return await Stack.launch(spec, directory, owner=owner, on_event=progress)
+    if earlier.spec != spec:
+        raise ConfigError(
+            f"the installation in {directory} ended without being told to and was started with other options; "
+            f"give the same to resume it, or stop it first with `autotomy down{_option(directory)}`"
+        )
+    remarks().print(f"resuming the installation in {directory}, which ended without being told to (instance {spec.instance_id})")
+    return await Stack.resume(earlier, directory, owner=owner, on_event=progress)
+
+
 async def _start(spec: StackSpec, directory: Path, as_json: bool) -> int:
     console = remarks()
     try:
         with StartProgress(console) as progress:
-            stack = await Stack.launch(spec, directory, on_event=progress)
+            stack = await _launch(spec, directory, progress)
     except asyncio.CancelledError:
         console.print("interrupted; everything was stopped")
         raise
@@ -117,7 +133,7 @@ async def _stay(spec: StackSpec, directory: Path, as_json: bool) -> int:
     console = remarks()
     try:
         with StartProgress(console) as progress:
-            stack = await Stack.launch(spec, directory, owner=own_identity(), on_event=progress)
+            stack = await _launch(spec, directory, progress, owner=own_identity())
         try:
             show_stack(stack, as_json)
             console.print("\nCtrl-C stops everything.")
@@ -144,13 +160,13 @@ async def _follow(stack: Stack, console: Console) -> None:
         await asyncio.sleep(0.2)
 
 
-def run_down(run_dir: Path | None, *, as_json: bool) -> int:
+def run_down(run_dir: Path | None, *, keep: bool, as_json: bool) -> int:
     """Stop the stack of `run_dir`, also one that a crash left half dead or whose files are lost. Returns the exit code.
 
-    Raises StopFailed when something still runs.
+    `keep`: the next `up` resumes it. Raises StopFailed when something still runs.
     """
     directory = run_dir or default_run_dir()
-    report = run(_down(directory, remarks()))
+    report = run(_down(directory, remarks(), keep=keep))
     if as_json:
         print_json(report.model_dump() if report is not None else {"orphans": [], "clean": True, "took_sec": 0.0})
     elif report is None:
@@ -163,15 +179,15 @@ def run_down(run_dir: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-async def _down(directory: Path, console: Console) -> DownReport | None:
+async def _down(directory: Path, console: Console, *, keep: bool) -> DownReport | None:
     """By the record as far as there is one, then by what the kernel knows: only that tells whether all of it is gone."""
     files = RunDir(directory)
-    by_record = await _down_by_record(files, console)
+    by_record = await _down_by_record(files, console, keep=keep)
     beyond = await stop_lost(files)
     return beyond if by_record is None else by_record
 
 
-async def _down_by_record(files: RunDir, console: Console) -> DownReport | None:
+async def _down_by_record(files: RunDir, console: Console, *, keep: bool) -> DownReport | None:
     directory = files.path
     try:
         record, locked = files.read_record(), files.is_locked()
@@ -183,7 +199,11 @@ async def _down_by_record(files: RunDir, console: Console) -> DownReport | None:
         return None
     if locked:
         console.print(f"stopping the stack in {directory} …")
-        return await Stack(files, order).down()
+        return await Stack(files, order).down(keep=keep)
+    if keep:
+        files.kept_file.touch()
+    elif record.state in (StackState.STARTING, StackState.READY):
+        files.write_record(record.model_copy(update={"state": StackState.STOPPED}))  # it was told to stop now
     if not carriers(record.run_id):
         return None
     console.print(f"the supervisor of the stack in {directory} is gone; stopping what is left of it …")

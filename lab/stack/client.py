@@ -32,7 +32,7 @@ from domain.model import Strict
 from domain.topology import Topology
 from lab.stack import control
 from lab.stack.errors import NoStack
-from lab.stack.launch import OnEvent, prepare, read_events, spawn_supervisor, until_ready
+from lab.stack.launch import OnEvent, prepare, prepare_to_resume, read_events, resumable, spawn_supervisor, until_ready
 from lab.stack.lost import DownReport, refuse_if_lost
 from lab.stack.processes import Carrier, ProcessIdentity, carriers, identity_of, is_running, own_identity, send, sweep
 from lab.stack.readiness import published_ranks
@@ -119,6 +119,27 @@ class Stack:
             popen = spawn_supervisor(files, order.run_id, owner, lock)
         finally:
             os.close(lock)
+        return await cls._ready(files, order, popen, on_event)
+
+    @classmethod
+    async def resume(
+        cls, order: LaunchOrder, run_dir: Path, *, owner: ProcessIdentity | None = None, on_event: OnEvent | None = None
+    ) -> "Stack":
+        """Go on with what ended without being told to, or was kept (`lab.stack.launch.resumable` gives the order).
+
+        The same addresses, databases and journals; engines that still run are taken over. Returns when every process
+        answers; whether the instance serves is then what recovery sees to. Raises as `launch`.
+        """
+        files = RunDir(run_dir)
+        lock = prepare_to_resume(files, order)
+        try:
+            popen = spawn_supervisor(files, order.run_id, owner, lock)
+        finally:
+            os.close(lock)
+        return await cls._ready(files, order, popen, on_event)
+
+    @classmethod
+    async def _ready(cls, files: RunDir, order: LaunchOrder, popen: subprocess.Popen[bytes], on_event: OnEvent | None) -> "Stack":
         stack = cls(files, order, popen=popen)
         try:
             await until_ready(popen, files, order, on_event)
@@ -145,7 +166,8 @@ class Stack:
         if not is_running(record.supervisor):
             left = len(carriers(record.run_id))
             what = f"{left} processes of it are left; `autotomy down` stops them" if left else "nothing of it is left"
-            raise NoStack(f"the stack in {run_dir} is {_gone_because(record)}; {what}; `autotomy up` starts a new one")
+            next_up = "resumes it" if resumable(files) is not None else "starts a new one"
+            raise NoStack(f"the stack in {run_dir} is {_gone_because(record)}; {what}; `autotomy up` {next_up}")
         try:
             return cls(files, files.read_order())
         except ConfigError:
@@ -293,14 +315,16 @@ class Stack:
         """Bring it back, at once if it is away. Raises as `kill`."""
         await control.ask(self.run_dir.path, control.Release(name=name))
 
-    async def down(self) -> DownReport:
-        """Stop everything, whatever state it is in; again: the same report."""
+    async def down(self, *, keep: bool = False) -> DownReport:
+        """Stop everything, whatever state it is in; again: the same report. `keep`: it can be resumed."""
         if self._down is None:
             began_at = time.monotonic()
             clean = await self._supervisor_down()
             orphans = await asyncio.to_thread(sweep, self.run_id)
             took_sec = round(time.monotonic() - began_at, 3)
             self._down = DownReport(orphans=tuple(map(str, orphans)), clean=clean, took_sec=took_sec)
+            if keep:
+                self.run_dir.kept_file.touch()
         return self._down
 
     async def _supervisor_down(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 from domain.errors import ConfigError
 from lab.stack.environment import base_environment
 from lab.stack.errors import StartFailed
-from lab.stack.processes import ProcessIdentity, carriers, run_ids_in, sweep
+from lab.stack.processes import ENGINE_PREFIX, ProcessIdentity, carriers, run_ids_in, sweep
 from lab.stack.record import EventKind, StackEvent, StackState
 from lab.stack.run_dir import LaunchOrder, RunDir
 
@@ -24,7 +24,7 @@ _SUPERVISOR_SPEAKS_SEC: Final = 15.0
 _EXIT_LIMIT_SEC: Final = 2.0
 _LONGEST_WORDS_BYTES: Final = 1 << 16
 _OURS: Final = frozenset(
-    {"lock", "logs", "state", "config", "spec.json", "spec.new", "stack.new", "events.jsonl", "control.sock"}
+    {"lock", "logs", "state", "config", "spec.json", "spec.new", "stack.new", "events.jsonl", "control.sock", "kept"}
 )
 """What a start that got no further than this may have left."""
 
@@ -44,6 +44,42 @@ def prepare(files: RunDir, order: LaunchOrder) -> int:
             sweep(run_id)
         files.clear()
         files.write_order(order)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def resumable(files: RunDir) -> LaunchOrder | None:
+    """What was started in this directory and ended without being told to, or was stopped with `down --keep`.
+
+    None: nothing of the kind, or nothing that could go on. Raises RunDirInUse, ConfigError.
+    """
+    try:
+        record, order = files.read_record(), files.read_order()
+    except ConfigError:
+        return None
+    if files.is_locked():
+        raise files.in_use()
+    crashed = record is not None and record.state in (StackState.STARTING, StackState.READY)
+    if record is None or record.run_id != order.run_id or order.ports is None or not (crashed or files.kept_file.exists()):
+        return None
+    return order
+
+
+def prepare_to_resume(files: RunDir, order: LaunchOrder) -> int:
+    """The lock on a directory whose installation goes on: its engines are left alone, what else of it still runs is ended.
+
+    Raises RunDirInUse, ConfigError.
+    """
+    lock = files.lock()
+    try:
+        _refuse_living_supervisor(files)
+        sweep(order.run_id, spared=lambda carrier: carrier.process.startswith(ENGINE_PREFIX))
+        files.create()
+        files.events_file.unlink(missing_ok=True)
+        files.kept_file.unlink(missing_ok=True)
+        files.write_order(order.model_copy(update={"resumed": True}))
     except BaseException:
         os.close(lock)
         raise

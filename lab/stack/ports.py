@@ -11,6 +11,7 @@ listen, and the supervisor plans anew.
 import errno
 import random
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -30,11 +31,17 @@ class NoFreePort(Refused):
 
 
 class PortLease:
-    """Ports reserved for one installation, until `close`."""
+    """Ports reserved for one installation, until `close`. `drawn`: the first of each taking, in order.
 
-    def __init__(self, *, seed: int | None = None) -> None:
+    `again`: what an earlier lease drew. The same is taken in the same order, whoever listens there: engines that went on are
+    where they were.
+    """
+
+    def __init__(self, *, seed: int | None = None, again: Sequence[int] | None = None) -> None:
         self._random = random.Random(seed)
         self._held: dict[int, socket.socket] = {}
+        self._again = iter(again) if again is not None else None
+        self.drawn: list[int] = []
 
     def __enter__(self) -> Self:
         return self
@@ -58,23 +65,40 @@ class PortLease:
 
     def take_block(self, size: int) -> int:
         """The first of `size` consecutive free ports (an engine group's store ports). Raises NoFreePort."""
+        if self._again is not None:
+            return self._taken_again(size)
         highest = ephemeral_start() - size
         for _ in range(_ATTEMPTS):
             first = self._random.randint(_LOWEST, highest)
             if self._take_all(range(first, first + size)):
+                self.drawn.append(first)
                 return first
         raise NoFreePort(f"no {size} consecutive free ports between {_LOWEST} and {highest + size}")
 
     def take_exactly(self, port: int, purpose: str) -> int:
         """This very port, which a person asked for. Raises NoFreePort naming `purpose`."""
+        if self._again is not None:
+            return self._taken_again(1)
         if not self._take_all(range(port, port + 1)):
             raise NoFreePort(f"port {port} for {purpose} is in use; stop what listens there, or choose another port")
+        self.drawn.append(port)
         return port
 
-    def _take_all(self, wanted: range) -> bool:
+    def _taken_again(self, size: int) -> int:
+        assert self._again is not None
+        first = next(self._again, None)
+        if first is None or not self._take_all(range(first, first + size), whoever_listens=True):
+            raise NoFreePort(
+                f"port {first} of the installation before is reserved by another one; stop that with `autotomy down`"
+            )
+        self.drawn.append(first)
+        return first
+
+    def _take_all(self, wanted: range, *, whoever_listens: bool = False) -> bool:
         taken: dict[int, socket.socket] = {}
         for port in wanted:
-            holder = None if port in self._held or not _bindable(port) else _reserve(port)
+            free = port not in self._held and (whoever_listens or _bindable(port))
+            holder = _reserve(port) if free else None
             if holder is None:
                 for other in taken.values():
                     other.close()

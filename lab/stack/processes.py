@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,9 @@ RUN_DIR_VARIABLE: Final = "AUTOTOMY_RUN_DIR"
 
 PROCESS_VARIABLE: Final = "AUTOTOMY_PROCESS"
 """The name of a process in its stack: `worker-0`, `node-manager-1`, `engine-3` (its API server and worker alike)."""
+
+ENGINE_PREFIX: Final = "engine-"
+"""How the names of engines' processes begin; nothing else's does."""
 
 POD_VARIABLE: Final = "AUTOTOMY_POD"
 """The Pod that a process would live in: a Pod restart takes all that carry its name."""
@@ -191,6 +194,7 @@ def sweep(
     run_id: str,
     *,
     spare: frozenset[int] = frozenset(),
+    spared: Callable[[Carrier], bool] = lambda carrier: False,
     pod: str | None = None,
     grace_sec: float = 1.0,
     limit_sec: float = 6.0,
@@ -198,13 +202,14 @@ def sweep(
     """Stop everything that carries `run_id` (only in `pod`, if given) and return what was found, each process once.
 
     Looks again until two looks in a row find nothing, since a process may fork while it is being stopped; gives up after
-    `limit_sec`, then `carriers` tells what is still there. Pids in `spare`, and the caller, are left alone.
+    `limit_sec`, then `carriers` tells what is still there. Pids in `spare`, what `spared` is true of, and the caller, are left
+    alone.
     """
     stopped: dict[ProcessIdentity, Carrier] = {}
     deadline = time.monotonic() + limit_sec
     clean_looks = 0
     while clean_looks < _CLEAN_LOOKS and time.monotonic() < deadline:
-        found = [c for c in carriers(run_id) if c.pid not in spare and (pod is None or c.pod == pod)]
+        found = [c for c in carriers(run_id) if c.pid not in spare and not spared(c) and (pod is None or c.pod == pod)]
         if not found:
             clean_looks += 1
             time.sleep(_LOOK_PAUSE_SEC)

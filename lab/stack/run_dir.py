@@ -4,6 +4,7 @@ spec.json     what was asked for (`LaunchOrder`), written by whoever starts the 
 stack.json    what there is now (`lab.stack.record`), written by the supervisor
 events.jsonl  what happened, one line an event
 control.sock  the supervisor's ear (`lab.stack.control`)
+kept          its installation was stopped by `down --keep`: the next `up` resumes it
 lock          held by the supervisor while it lives: one supervisor a directory
 config/       the configuration files of the processes
 state/        the server's database, the NodeManagers' journals
@@ -41,6 +42,13 @@ class LaunchOrder(Strict):
     ephemeral: bool = False
     """Remove the run directory too when the owner died and can no longer do it."""
 
+    ports: tuple[int, ...] | None = None
+    """What was drawn when it was planned, in that order: a resumed installation listens where the one before did. None: it
+    was never planned."""
+
+    resumed: bool = False
+    """Go on with what is in `state/`, and with the engines that still run."""
+
 
 def default_run_dir(name: str = "local") -> Path:
     """`$XDG_STATE_HOME/autotomy/<name>`, by default below `~/.local/state`."""
@@ -68,6 +76,10 @@ class RunDir:
     @property
     def lock_file(self) -> Path:
         return self.path / "lock"
+
+    @property
+    def kept_file(self) -> Path:
+        return self.path / "kept"
 
     @property
     def events_file(self) -> Path:
@@ -109,7 +121,7 @@ class RunDir:
 
     def clear(self) -> None:
         """Remove what an earlier installation left: its story, its logs, its databases. The caller knows it is gone."""
-        for file in (self.record_file, self.spec_file, self.events_file):
+        for file in (self.record_file, self.spec_file, self.events_file, self.kept_file):
             file.unlink(missing_ok=True)
         for part in (self.logs, self.state, self.config):
             shutil.rmtree(part, ignore_errors=True)

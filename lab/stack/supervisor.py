@@ -93,7 +93,7 @@ class Supervisor:
             become_subreaper()
             asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
             async with self._told_to_stop(stop), listening(self._run_dir.path, self._obey):
-                with PortLease() as ports:
+                with PortLease(again=self._order.ports if self._order.resumed else None) as ports:
                     await self._live(ports)
             self._publish_end()
         finally:
@@ -115,11 +115,12 @@ class Supervisor:
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def _start(self, ports: PortLease) -> None:
-        for attempt in range(1, _PLAN_ATTEMPTS + 1):
+        attempts = 1 if self._order.resumed else _PLAN_ATTEMPTS  # elsewhere nothing of it would be found again
+        for attempt in range(1, attempts + 1):
             try:
                 await unless_stopped(self._start_once(ports), self._going_down)
             except PortTaken as clash:
-                if attempt == _PLAN_ATTEMPTS:
+                if attempt == attempts:
                     raise
                 self._say(EventKind.REPLANNED, detail=clash.message)
                 await self._stop_all()
@@ -129,10 +130,12 @@ class Supervisor:
                 return
 
     async def _start_once(self, ports: PortLease) -> None:
+        ports.drawn = []
         self._plan = self._planner(self._order, self._run_dir, ports)
         self._start_failure = asyncio.get_running_loop().create_future()
         self._children = {plan.name: self._child(plan) for plan in self._plan.processes}
         self._say(EventKind.PLANNED, detail=self._plan.addresses.controller_url)
+        self._run_dir.write_order(self._order.model_copy(update={"ports": tuple(ports.drawn)}))
         self._keepers = [asyncio.create_task(self._keep(child), name=f"keep {name}") for name, child in self._children.items()]
         progress = Progress(say=lambda kind, name, detail: self._say(kind, name=name, detail=detail))
         getting_ready = asyncio.create_task(self._get_ready(self._plan, progress), name="get ready")
@@ -162,6 +165,8 @@ class Supervisor:
                 return
             if not self._spec.registers:
                 await declare(plan.addresses.controller_url, plan.topology, progress)
+            if self._order.resumed:
+                return  # whether it serves is what recovery sees to now, however long that takes
             for coordinator in plan.addresses.coordinators:
                 await until_published(coordinator.management_url, self._spec.instance_id, self._spec.ranks, progress)
         except* AutotomyError as group:
