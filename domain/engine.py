@@ -14,6 +14,10 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, TypeAdapter,
 from domain.errors import ProtocolError
 from domain.model import Count, Incarnation, Rank, Said, Strict, Tolerant, WireNumber
 
+ACCEPTED_HTTP: Final = 202
+"""The one HTTP status with which an engine takes a command: it is queued, and how it ends is in the status. 200 is a refusal
+(contracts §1)."""
+
 
 class EngineStatus(StrEnum):
     HEALTHY = "healthy"  # "no fault was pushed": it is a cache, not a proof

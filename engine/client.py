@@ -20,13 +20,10 @@ from typing import Any, Final
 
 import httpx
 
-from domain.engine import Dialect, EngineEntry, Instruction, parse_status
+from domain.engine import ACCEPTED_HTTP, Dialect, EngineEntry, Instruction, parse_status
 from domain.errors import OutcomeUnknown, ProtocolError, Transient
 from service.json_reader import read_peer_json
 from service.one_exchange import within
-
-ACCEPTED: Final = 202
-"""The only answer to apply that means it was taken; 200 is a refusal."""
 
 _PREFIX: Final = {Dialect.V1: "/v1/fault_tolerance", Dialect.LEGACY: "/fault_tolerance"}
 _MAX_SHOWN: Final = 300
@@ -50,7 +47,7 @@ class ApplyAnswer:
 
     @property
     def accepted(self) -> bool:
-        return self.http == ACCEPTED
+        return self.http == ACCEPTED_HTTP
 
 
 @dataclass(frozen=True)

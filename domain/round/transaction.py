@@ -12,9 +12,9 @@ the step counts as not confirmed.
 """
 
 from collections.abc import Awaitable, Iterable
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from domain.engine import Instruction
+from domain.engine import ACCEPTED_HTTP, Instruction
 from domain.errors import AutotomyError, OutcomeUnknown, Transient
 from domain.messages.round import (
     ApplyCall,
@@ -43,9 +43,6 @@ from domain.watch import LookReason, LookVerdict, RecoveredWatch, Watch
 T = TypeVar("T")
 
 Ledger = TransactionLedger[TransactionOrder]
-
-ACCEPTED: Final = 202
-"""The one HTTP status with which an engine takes a command; 200 is a refusal (contracts §1)."""
 
 
 class TransactionPorts(Protocol):
@@ -149,7 +146,7 @@ async def apply_once(ledger: Ledger, ports: TransactionPorts, call: ApplyCall) -
     ledger.stage_done("apply")
     if result.refusals:
         raise TransactionStopped(RoundReason.APPLY_REFUSED, listed((*result.refusals, *result.unknown)))
-    unaccepted = [rank for rank in ledger.survivors if result.engines.get(rank) != ACCEPTED]
+    unaccepted = [rank for rank in ledger.survivors if result.engines.get(rank) != ACCEPTED_HTTP]
     if result.unknown or unaccepted or not result.accepted:
         raise TransactionStopped(RoundReason.APPLY_UNKNOWN, listed(result.unknown) or f"no 202 is known from ranks {unaccepted}")
 

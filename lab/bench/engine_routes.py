@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import Field
 
-from domain.engine import EngineStatus, Instruction
+from domain.engine import ACCEPTED_HTTP, EngineStatus, Instruction
 from domain.model import Rank, RequestId, Tolerant
 from lab.bench.group import Engine, Group
 from lab.bench.wire import Answer
@@ -54,7 +54,7 @@ class EngineRoutes:
     def _apply(self, body: bytes) -> Answer:
         command = Command.model_validate(json.loads(body))
         self._group.scale_down(self._rank, frozenset(command.params.removed_dp_ranks), command.request_id)
-        return Answer({"message": "queued", "request_id": command.request_id}, 202)
+        return Answer({"message": "queued", "request_id": command.request_id}, ACCEPTED_HTTP)
 
     def _completion(self, engine: Engine) -> Answer:
         if engine.status is not EngineStatus.HEALTHY:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from domain.engine import Dialect, Instruction
+from domain.engine import ACCEPTED_HTTP, Dialect, Instruction
 from lab.drills.check import Check, Seen, check
 from lab.drills.record.engine_log import EngineLine
 from lab.drills.record.evidence import Evidence
@@ -49,7 +49,7 @@ def applied_once(evidence: Evidence, *losses: Loss) -> Seen:
         counted = dict(sorted(Counter(line.rank for line in lines).items()))
         if counted != wanted:
             faults.append(f"{request_id}: applies per engine {counted}, expected {wanted}")
-        faults += [f"engine {line.rank} answered {line.http}" for line in lines if line.http != 202]
+        faults += [f"engine {line.rank} answered {line.http}" for line in lines if line.http != ACCEPTED_HTTP]
     logs = sum(len(own) for own in evidence.lives.values())
     fine = f"{len(evidence.applies)} commands in {logs} engine logs, each survivor one a round, all answered 202"
     return Seen(len(evidence.applies), faults, fine)
@@ -127,7 +127,7 @@ def retried_once(evidence: Evidence) -> Seen:
     counted = dict(sorted(Counter(line.rank for line in told).items()))
     wanted = dict.fromkeys(evidence.spec.ranks, 1)
     faults = [f"retries per engine {counted}, expected {wanted}"] if counted != wanted else []
-    faults += [f"engine {line.rank} answered {line.http}" for line in told if line.http != 202]
+    faults += [f"engine {line.rank} answered {line.http}" for line in told if line.http != ACCEPTED_HTTP]
     faults += [f"engine {line.rank} was told to {line.instruction}" for line in evidence.applies if line not in told]
     ids = sorted({line.request_id or "none" for line in told})
     if len(ids) > 1 and evidence.spec.engine.dialect is not Dialect.LEGACY:

@@ -8,11 +8,10 @@ anybody (the simulated one's format; `mono` is `time.monotonic()`, the machine's
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from pydantic import JsonValue, ValidationError
 
-from domain.engine import EngineStatus, Instruction
+from domain.engine import ACCEPTED_HTTP, EngineStatus, Instruction
 from domain.model import Strict, Tolerant
 from lab.drills.record.timeline import Mark
 from lab.oracle.observations import (
@@ -26,9 +25,6 @@ from lab.oracle.observations import (
     SourceRead,
     StatusSeen,
 )
-
-ACCEPTED_HTTP: Final = 202
-"""An engine's only acceptance of a command."""
 
 
 class EngineLine(Tolerant):

@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from domain.engine import scale_down_params
+from domain.engine import ACCEPTED_HTTP, scale_down_params
 from domain.errors import Transient
 from lab.drills.record.timeline import Timeline
 from lab.drills.supervisor_table.experiment import RANKS, SURVIVORS, VICTIM, Clock
@@ -125,7 +125,7 @@ class Hand:
         }
         self._timeline.add(time.monotonic(), "hand", "scale_down", f"to ranks {list(SURVIVORS)}")
         replies = await asyncio.gather(*(self._post(pool, rank, body) for rank in SURVIVORS))
-        if replies != [202] * len(SURVIVORS):
+        if replies != [ACCEPTED_HTTP] * len(SURVIVORS):
             raise Transient(f"scale_down was answered {replies} by ranks {list(SURVIVORS)}")
 
     async def _post(self, pool: Pool, rank: int, body: Mapping[str, object]) -> int | None:
