@@ -8,6 +8,7 @@
 | 0 | did its work, or was asked to stop |
 | 2 | could not start: wrong configuration, port in use, peer missing; one line on stderr says what to do |
 | 1 | a bug: traceback in the log |
+| 3 | was asked to stop, and left before everything was in order: that took too long (`service.stop.OutOfTime`) |
 | 130 | second Ctrl-C |
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from domain.errors import AutotomyError
 from service.failpoints import armed_failpoints
 from service.logging import configure_logging
-from service.stop import Stopped, stop_event
+from service.stop import OutOfTime, Stopped, stop_event
 from service.variables import refuse_unknown_variables
 
 log = logging.getLogger(__name__)
@@ -32,12 +33,15 @@ def run_process(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) 
         configure_logging(process)
         if armed := armed_failpoints():
             log.warning("failpoints armed", extra={"names": ",".join(sorted(armed))})
-        asyncio.run(_with_stop(main))
+        _run(main)
     except AutotomyError as error:
         sys.stderr.write(f"{process}: {error}\n")
         return 2
     except (KeyboardInterrupt, Stopped):
         return 0
+    except OutOfTime as late:
+        log.warning("left before everything was in order", extra={"why": str(late)})
+        return 3
     except ExceptionGroup as group:
         meant, bugs = group.split(AutotomyError)
         if bugs is not None or meant is None:
@@ -50,6 +54,19 @@ def run_process(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) 
         log.exception("stopped by a bug")
         return 1
     return 0
+
+
+def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """As `asyncio.run`, which waits for everything that still runs in the loop: that is just what an `OutOfTime` cannot do."""
+    runner = asyncio.Runner()
+    try:
+        runner.run(_with_stop(main))
+    except OutOfTime:
+        raise
+    except BaseException:
+        runner.close()
+        raise
+    runner.close()
 
 
 async def _with_stop(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

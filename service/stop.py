@@ -21,6 +21,11 @@ class Stopped(Exception):
     """The process was asked to stop while it waited for something."""
 
 
+class OutOfTime(Exception):
+    """The process was asked to stop, and something that it holds does not let go of it in time. It leaves all the same, at once:
+    whatever still runs in its loop is not waited for."""
+
+
 def stop_event() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set from now on; call it first thing in a process's main coroutine.
 

@@ -16,11 +16,10 @@ from domain.config import config_warnings, refuse_what_is_not_done
 from domain.errors import Refused
 from service.arguments import port
 from service.http import bind, serve_socket
-from service.leave import leave
 from service.one_exchange import one_exchange_client
 from service.process import run_process
 from service.settings import load_settings
-from service.stop import unless_stopped
+from service.stop import OutOfTime, unless_stopped
 from service.temporal import connect, ensure_search_attributes
 from workers.controller_worker import controller_worker
 from workers.health import health_app
@@ -85,7 +84,7 @@ def _runtime(options: argparse.Namespace) -> Runtime | None:
 
 
 async def _work(worker: Worker, chores: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Poll until `stop` is set, then let go of everything in order. Raises what ended the worker by itself."""
+    """Poll until `stop` is set, then let go of everything in order. Raises what ended the worker by itself, OutOfTime."""
     working = asyncio.create_task(worker.run(), name="worker")
     starting = asyncio.create_task(chores, name="singletons")
     stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -94,16 +93,20 @@ async def _work(worker: Worker, chores: Coroutine[Any, Any, None], stop: asyncio
     finally:
         stopping.cancel()
         starting.cancel()
-        await _let_go(worker, {working, starting})
-    await working
+        late = await _let_go(worker, {working, starting})
+    if working.done():
+        await working
+    if late:
+        raise OutOfTime(f"{', '.join(late)} did not end within {_LET_GO_SEC:g} s, as when the Temporal server does not answer")
     if not starting.cancelled():
         await starting
 
 
-async def _let_go(worker: Worker, tasks: set[asyncio.Task[None]]) -> None:
-    """Shut down in order, but not for ever: the SDK waits long for a server that is away, and has nothing to lose there."""
+async def _let_go(worker: Worker, tasks: set[asyncio.Task[None]]) -> list[str]:
+    """Shut down in order, but not for ever: the SDK waits long for a server that is away, and has nothing to lose there.
+
+    Returns the names of what did not end.
+    """
     shutting_down = asyncio.create_task(worker.shutdown(), name="shutdown")
     _, late = await asyncio.wait({shutting_down, *tasks}, timeout=_LET_GO_SEC)
-    if late:
-        log.warning("the Temporal server does not answer; leaving without it", extra={"waited_sec": _LET_GO_SEC})
-        leave(0)
+    return sorted(task.get_name() for task in late)

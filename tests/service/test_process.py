@@ -36,6 +36,21 @@ async def main(stop):
     await asyncio.sleep(3600)
 """
 
+RUNS_OUT_OF_TIME = """
+from service.stop import OutOfTime
+async def holds_on():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+async def main(stop):
+    held = asyncio.create_task(holds_on())
+    print("up", flush=True)
+    await stop.wait()
+    raise OutOfTime("the peer does not let go")
+"""
+
 SERVES = """
 from service.http import create_app, serve
 from starlette.responses import StreamingResponse
@@ -107,6 +122,17 @@ async def test_a_second_ctrl_c_ends_a_process_that_hangs_in_its_clean_up() -> No
         process.send_signal(signal.SIGINT)
         code, errors = await ended(process)
     assert code == 130
+    assert "Traceback" not in errors
+
+
+async def test_who_ran_out_of_time_leaves_at_once_and_says_so_with_its_exit_code() -> None:
+    """What it could not let go of would hold it for ever; and 0 would say that all was in order."""
+    async with program(RUNS_OUT_OF_TIME) as process:
+        assert await line(process) == "up"
+        process.send_signal(signal.SIGTERM)
+        code, errors = await ended(process)
+    assert code == 3
+    assert "the peer does not let go" in errors
     assert "Traceback" not in errors
 
 

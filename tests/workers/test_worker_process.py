@@ -171,24 +171,42 @@ async def test_without_a_server_it_says_which_address_and_keeps_trying(tmp_path:
         assert await worker.stop() == 0
 
 
-async def test_a_server_that_goes_away_makes_it_unready(tmp_path: Path) -> None:
+@asynccontextmanager
+async def server_of_its_own(directory: Path) -> AsyncIterator[tuple[str, Process]]:
+    """One that the test may do anything to: its address and its process."""
     port = free_port()
-    command = server_command(tmp_path / "t.db", "127.0.0.1", port, None)
+    command = server_command(directory / "t.db", "127.0.0.1", port, None)
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL)
     try:
-        async with worker_process(f"127.0.0.1:{port}", tmp_path) as worker:
-            await eventually(worker.ready, "it is ready")
-            server.kill()
-            await server.wait()
-
-            async def unready() -> bool:
-                return await worker.readiness() == 503
-
-            await eventually(unready, "it is not ready any more")
-            assert await worker.stop() == 0
+        yield f"127.0.0.1:{port}", server
     finally:
         with contextlib.suppress(ProcessLookupError):
             server.kill()
+        await server.wait()
+
+
+async def test_a_server_that_goes_away_makes_it_unready(tmp_path: Path) -> None:
+    async with server_of_its_own(tmp_path) as (address, server), worker_process(address, tmp_path) as worker:
+        await eventually(worker.ready, "it is ready")
+        server.kill()
+        await server.wait()
+
+        async def unready() -> bool:
+            return await worker.readiness() == 503
+
+        await eventually(unready, "it is not ready any more")
+        code = await worker.stop()
+        assert code == (3 if "did not end within 5 s" in worker.said else 0)  # the SDK may or may not let go of such a server
+
+
+async def test_a_worker_whose_server_stands_still_leaves_in_time_and_its_exit_code_tells(tmp_path: Path) -> None:
+    """Its polls are open and get no answer: the SDK waits for them for ever."""
+    async with server_of_its_own(tmp_path) as (address, server), worker_process(address, tmp_path) as worker:
+        await eventually(worker.ready, "it is ready")
+        server.send_signal(signal.SIGSTOP)
+        assert await worker.stop() == 3
+        assert "did not end within 5 s" in worker.said
+        assert "Traceback" not in worker.said
 
 
 async def test_a_wrong_configuration_is_one_clear_line(temporal_server: str, tmp_path: Path) -> None:
