@@ -13,6 +13,9 @@ So an instance here keeps such events back until it sees the query. That fails, 
 good; asked again, the server lets the query wait for the task. Only a query that says that the workflow has ended is answered: a
 registry that was terminated under such an event is asked by the next one what it knew, and no task will ever come to it.
 `service.temporal.connect` gives clients that ask again, and that say so.
+
+`WorkflowInstance` is no public interface, so pyproject.toml names the SDK's minor version. A canary in
+tests/workers/test_workflow_runner.py runs into the trap with the SDK's own runner, and turns red when there is none any more.
 """
 
 from typing import Final, NamedTuple

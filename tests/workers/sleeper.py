@@ -1,4 +1,7 @@
-"""A workflow that waits, acts and takes updates, and its worker: `python -m tests.workers.sleeper ADDRESS TASK_QUEUE`."""
+"""A workflow that waits, acts and takes updates, and its worker: `python -m tests.workers.sleeper ADDRESS TASK_QUEUE [stock]`.
+
+`stock`: in the SDK's own sandbox, and not in ours.
+"""
 
 import asyncio
 import sys
@@ -7,12 +10,13 @@ from datetime import timedelta
 from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from service.leave import leave
 from service.stop import stop_event
 from service.temporal import connect
 from tests.leaving_worker import LeavingWorker
-from workers.workflow_runner import workflow_runner
+from workers.workflow_runner import PASSED_THROUGH, workflow_runner
 
 SLEEP_SEC = 2.0
 
@@ -45,21 +49,26 @@ class Sleeper:
         return self._count
 
 
-def sleeper_worker(client: Client, task_queue: str) -> Worker:
+def stock_runner() -> SandboxedWorkflowRunner:
+    """The SDK's, with what this module imports passed through, and nothing else of ours."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
+
+
+def sleeper_worker(client: Client, task_queue: str, *, stock: bool = False) -> Worker:
     return LeavingWorker(
         client,
         task_queue=task_queue,
         workflows=[Sleeper],
         activities=[act],
-        workflow_runner=workflow_runner(),
+        workflow_runner=stock_runner() if stock else workflow_runner(),
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
     )
 
 
-async def main(address: str, task_queue: str) -> None:
+async def main(address: str, task_queue: str, runner: str = "") -> None:
     stop = stop_event()
     client = await connect({"target_host": address, "namespace": "default"})
-    async with sleeper_worker(client, task_queue):
+    async with sleeper_worker(client, task_queue, stock=runner == "stock"):
         await stop.wait()
 
 

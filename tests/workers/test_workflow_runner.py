@@ -11,6 +11,7 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Replayer
+from temporalio.workflow import NondeterminismError
 
 from tests.eventually import eventually
 from tests.workers.sleeper import SLEEP_SEC, Sleeper
@@ -20,10 +21,18 @@ ROOT = Path(__file__).parents[2]
 
 Handle = WorkflowHandle[Sleeper, None]
 
+ATTEMPTS = 5
+"""How often the canary looks before it believes that the SDK is cured: on a busy machine a query may miss its moment."""
+
+
+class TrapSprung(Exception):
+    """A history that does not replay, or was not written at its own time."""
+
 
 @contextlib.asynccontextmanager
-async def worker_process(address: str, task_queue: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.workers.sleeper", address, task_queue, cwd=ROOT)
+async def worker_process(address: str, task_queue: str, *runner: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = [sys.executable, "-m", "tests.workers.sleeper", address, task_queue, *runner]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
     try:
         yield process
     finally:
@@ -46,9 +55,9 @@ async def has(handle: Handle, kind: str) -> None:
     await eventually(is_there, kind, within_sec=20)
 
 
-async def put_to_sleep(client: Client, address: str, queue: str) -> Handle:
+async def put_to_sleep(client: Client, address: str, queue: str, *runner: str) -> Handle:
     """A sleeper in its first sleep, whose worker was killed."""
-    async with worker_process(address, queue) as worker:
+    async with worker_process(address, queue, *runner) as worker:
         handle: Handle = await client.start_workflow(Sleeper.run, id=queue, task_queue=queue)
         await has(handle, "TIMER_STARTED")
         worker.kill()
@@ -57,11 +66,13 @@ async def put_to_sleep(client: Client, address: str, queue: str) -> Handle:
 
 
 @contextlib.asynccontextmanager
-async def asked_between_two_workers(client: Client, address: str) -> AsyncIterator[tuple[Handle, "asyncio.Task[int]"]]:
+async def asked_between_two_workers(
+    client: Client, address: str, *runner: str
+) -> AsyncIterator[tuple[Handle, "asyncio.Task[int]"]]:
     """A sleeper and a query under way: the first worker is killed, the query looks for it, and while it does the timer fires."""
     queue = f"sleeper-{uuid.uuid4().hex}"
-    handle = await put_to_sleep(client, address, queue)
-    async with worker_process(address, queue):
+    handle = await put_to_sleep(client, address, queue, *runner)
+    async with worker_process(address, queue, *runner):
         await asyncio.sleep(SLEEP_SEC - 0.2)
         query = asyncio.create_task(handle.query(Sleeper.counted))
         await has(handle, "TIMER_FIRED")
@@ -99,6 +110,23 @@ async def test_a_query_between_two_workers_shifts_no_clock(temporal_client: Clie
         assert await query == 0
         await has(handle, "ACTIVITY_TASK_COMPLETED")
         await replays(handle)
+
+
+@pytest.mark.xfail(
+    raises=TrapSprung, strict=True, reason="temporalio 1.35 shows a query events that no workflow task has begun with"
+)
+async def test_the_sdk_still_needs_our_guard(temporal_client: Client, temporal_server: str) -> None:
+    """A canary: red once the SDK's own runner keeps its histories good. Then the guard of `workers/workflow_runner.py` may go,
+    and with it the pin of temporalio in pyproject.toml."""
+    for _ in range(ATTEMPTS):
+        async with asked_between_two_workers(temporal_client, temporal_server, "stock") as (handle, query):
+            await handle.execute_update(Sleeper.count)
+            await query
+            await has(handle, "ACTIVITY_TASK_COMPLETED")
+        try:
+            await replays(handle)
+        except (NondeterminismError, AssertionError) as error:
+            raise TrapSprung from error
 
 
 async def test_a_workflow_that_ended_before_its_task_came_still_answers(temporal_client: Client, temporal_server: str) -> None:
