@@ -19,7 +19,6 @@ from domain.errors import Transient
 from domain.messages.fault_manager import (
     COMMIT_UPDATE,
     END_SIGNAL,
-    FAULT_MANAGER_WORKFLOW,
     PROGRESS_SIGNAL,
     CommitReport,
     EndReport,
@@ -29,8 +28,8 @@ from domain.messages.fault_manager import (
     ProgressReport,
     Reported,
     StrategyState,
-    fault_manager_id,
 )
+from domain.messages.receivers import fault_manager
 from domain.messages.strategy import REPORTS, StrategyEnd
 
 log = logging.getLogger(__name__)
@@ -81,13 +80,11 @@ class FaultManagerActivities:
     async def _record_commit(self, report: CommitReport, timeout_sec: float) -> None:
         await update_with_start(
             self._client,
-            workflow=FAULT_MANAGER_WORKFLOW,
-            workflow_id=fault_manager_id(report.start.instance_id),
-            start=report.start,
-            task_queue=self._task_queue,
-            update=COMMIT_UPDATE,
-            argument=report.record,
-            result=object,
+            self._task_queue,
+            fault_manager(report.start),
+            COMMIT_UPDATE,
+            report.record,
+            object,
             timeout_sec=timeout_sec,
             update_id=f"commit-{report.record.request_id}",
         )
@@ -99,16 +96,8 @@ class FaultManagerActivities:
             await self._signal(report.start, END_SIGNAL, report.end)
 
     async def _signal(self, start: FaultManagerStart, signal: str, argument: BaseModel) -> None:
-        await signal_with_start(
-            self._client,
-            workflow=FAULT_MANAGER_WORKFLOW,
-            workflow_id=fault_manager_id(start.instance_id),
-            start=start,
-            task_queue=self._task_queue,
-            signal=signal,
-            argument=argument,
-            timeout_sec=_RPC_TIMEOUT_SEC,
-        )
+        receiver = fault_manager(start)
+        await signal_with_start(self._client, self._task_queue, receiver, signal, argument, timeout_sec=_RPC_TIMEOUT_SEC)
 
     @activity.defn
     async def look_up_strategy(self, call: LookUpCall) -> LookUpResult:

@@ -1,94 +1,58 @@
 """Signals and updates to other workflows, each starting its receiver where it is gone, with Temporal's errors as ours."""
 
 import asyncio
-from datetime import timedelta
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
-from temporalio.client import (
-    Client,
-    RPCTimeoutOrCancelledError,
-    WithStartWorkflowOperation,
-    WorkflowUpdateFailedError,
-)
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.client import Client, RPCTimeoutOrCancelledError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.errors import AutotomyError, Refused, Transient
+from domain.messages.receivers import Receiver
+from service import workflow_starts
 from service.temporal import UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, raise_if_cancelled
 
 T = TypeVar("T")
-
-TASK_TIMEOUT: Final = timedelta(seconds=2)
-"""A killed worker's workflow task is given to another one after this; Temporal's default costs 10 s."""
 
 _HOPELESS: Final = frozenset({RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED})
 
 
 async def signal_with_start(
-    client: Client,
-    *,
-    workflow: str,
-    workflow_id: str,
-    start: BaseModel,
-    task_queue: str,
-    signal: str,
-    argument: BaseModel,
-    timeout_sec: float,
+    client: Client, task_queue: str, receiver: Receiver, signal: str, argument: BaseModel, *, timeout_sec: float
 ) -> None:
-    """Signals `workflow_id`; starts it with `start` where it does not run. Raises Transient, Refused."""
-    try:
-        async with asyncio.timeout(timeout_sec):
-            await client.start_workflow(
-                workflow,
-                start,
-                id=workflow_id,
-                task_queue=task_queue,
-                task_timeout=TASK_TIMEOUT,
-                start_signal=signal,
-                start_signal_args=[argument],
-            )
-    except (TimeoutError, RPCError, RPCTimeoutOrCancelledError) as error:
-        raise_if_cancelled()
-        raise _trouble(workflow_id, f"signal {signal}", error) from None
+    """Signals `receiver`; starts it where it does not run. Raises Transient, Refused."""
+    call = workflow_starts.signal_with_start(client, task_queue, receiver, signal, argument)
+    await _within(timeout_sec, call, receiver.workflow_id, f"signal {signal}")
 
 
 async def update_with_start(
     client: Client,
-    *,
-    workflow: str,
-    workflow_id: str,
-    start: BaseModel,
     task_queue: str,
+    receiver: Receiver,
     update: str,
     argument: BaseModel,
     result: type[T],
+    *,
     timeout_sec: float,
     update_id: str | None = None,
 ) -> T:
-    """The result of an update of `workflow_id`, which is started with `start` where it does not run.
+    """The result of an update of `receiver`, which is started where it does not run; read as `result`.
 
-    `result` is what its reply is read as (`object`: whatever it is). Raises Transient: no answer, or the run ended
-    meanwhile. Refused: the validator or the handler said no.
+    Raises Transient: no answer, or the run ended meanwhile. Refused: the validator or the handler said no.
     """
-    operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-        workflow,
-        start,
-        id=workflow_id,
-        task_queue=task_queue,
-        task_timeout=TASK_TIMEOUT,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-    )
+    call = workflow_starts.update_with_start(client, task_queue, receiver, update, argument, result, update_id=update_id)
+    return await _within(timeout_sec, call, receiver.workflow_id, f"update {update}")
+
+
+async def _within(timeout_sec: float, call: Awaitable[T], workflow_id: str, what: str) -> T:
     try:
         async with asyncio.timeout(timeout_sec):
-            answer = await client.execute_update_with_start_workflow(
-                update, argument, start_workflow_operation=operation, id=update_id, result_type=result
-            )
+            return await call
     except (TimeoutError, RPCError, RPCTimeoutOrCancelledError, WorkflowUpdateFailedError) as error:
         raise_if_cancelled()
-        raise _trouble(workflow_id, f"update {update}", error) from None
-    return cast(T, answer)
+        raise _trouble(workflow_id, what, error) from None
 
 
 def _trouble(workflow_id: str, what: str, error: Exception) -> AutotomyError:

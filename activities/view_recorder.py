@@ -20,15 +20,14 @@ from activities.temporal_calls import update_with_start
 from domain.errors import Transient
 from domain.messages.event_pusher import (
     EVENT_PUSHER_ID,
-    EVENT_PUSHER_WORKFLOW,
     RECORD_VIEWS_UPDATE,
     Coordinators,
-    EventPusherState,
     KnownView,
     RecordedViews,
     ViewRecord,
     ViewsRecord,
 )
+from domain.messages.receivers import event_pusher
 
 AT_ONCE: Final = 64
 """Views in one update: 0.3 MB with 320 ranks each, of the 2 MB that Temporal takes."""
@@ -60,13 +59,11 @@ class ViewRecorder:
         async def tell(views: ViewsRecord) -> RecordedViews:
             return await update_with_start(
                 client,
-                workflow=EVENT_PUSHER_WORKFLOW,
-                workflow_id=EVENT_PUSHER_ID,
-                start=EventPusherState(),
-                task_queue=task_queue,
-                update=RECORD_VIEWS_UPDATE,
-                argument=views,
-                result=RecordedViews,
+                task_queue,
+                event_pusher(),
+                RECORD_VIEWS_UPDATE,
+                views,
+                RecordedViews,
                 timeout_sec=_TIMEOUT_SEC,
             )
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -18,18 +19,17 @@ from api.hardware import hardware_routes
 from api.health import health_routes
 from api.heartbeats import heartbeat_routes
 from api.instance_figures import InstanceFigures
-from api.instances import instance_routes, registry_start
+from api.instances import instance_routes
 from api.pulse_watch import PulseWatch
 from api.registration import registration_routes
 from api.state import Api, Figures
 from api.status import status_routes
-from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW
 from service.http import HttpError, create_app, failure
 from service.loops import Loops
 from service.metrics import add_metrics_route, new_registry
 from service.one_exchange import one_exchange_client
 from service.settings import Settings
+from service.singletons import ensure_event_pusher, ensure_instance_registry
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +95,10 @@ async def _begin(api: Api) -> None:
     await api.gateway.connect()
     while True:
         try:
-            await api.gateway.ensure_running(EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, api.event_pusher_start())
-            start = await registry_start(api)
-            await api.gateway.ensure_running(INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, start)
-        except HttpError as error:
-            log.warning("not ready yet, trying again", extra={"why": error.message})
+            for ensure in (ensure_event_pusher, ensure_instance_registry):
+                await api.gateway.ask(partial(ensure, task_queue=api.gateway.task_queue, config=api.config))
+        except (HttpError, WorkflowUnknown) as error:
+            log.warning("not ready yet, trying again", extra={"why": str(error)})
             await asyncio.sleep(_AGAIN_SEC)
         else:
             return

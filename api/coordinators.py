@@ -17,10 +17,10 @@ from domain.messages.event_pusher import (
     ANNOUNCE_UPDATE,
     COORDINATORS_QUERY,
     EVENT_PUSHER_ID,
-    EVENT_PUSHER_WORKFLOW,
     CoordinatorRecord,
     Coordinators,
 )
+from domain.messages.receivers import event_pusher
 from service.http import HttpError, success
 
 REACHED_SEC: Final = 20.0
@@ -34,9 +34,7 @@ def coordinator_routes(api: Api) -> APIRouter:
     async def announce(body: CoordinatorAnnouncement) -> Response:
         if not await _reached(api, body):
             record = CoordinatorRecord(url=body.url, incarnation=body.incarnation, has_view=body.has_view, last_answer_at=stamp())
-            await api.gateway.signal_with_start(
-                EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, api.event_pusher_start(), ANNOUNCE_UPDATE, record
-            )
+            await api.gateway.signal_with_start(event_pusher(api.config), ANNOUNCE_UPDATE, record)
         api.figures.announcements.inc()
         return success()
 

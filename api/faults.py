@@ -13,7 +13,7 @@ from api.errors import ReportRefusal
 from api.gateway import stamp
 from api.state import Api
 from domain.messages.controller import ReportReply, SoftwareFaultReport
-from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL, fault_manager_id
+from domain.messages.fault_manager import REPORT_SIGNAL
 from domain.messages.node_manager import PodReport
 from domain.topology import NodeManagerAddress, Topology
 from service.http import invalid, success
@@ -35,9 +35,7 @@ def fault_routes(api: Api) -> APIRouter:
             api.figures.reports.labels(refusal.value).inc()
             return success(ReportReply(accepted=False, reason=refusal))
         await api.gateway.signal_with_start(
-            FAULT_MANAGER_WORKFLOW,
-            fault_manager_id(report.instance_id),
-            api.fault_manager_start(topology),
+            api.fault_manager(topology),
             REPORT_SIGNAL,
             {"report": report.model_dump(mode="json"), "received_at": received_at},
         )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 from temporalio.api.enums.v1 import TaskQueueType
@@ -21,17 +21,18 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
     RPCTimeoutOrCancelledError,
-    WithStartWorkflowOperation,
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy
+from temporalio.common import QueryRejectCondition
 from temporalio.envconfig import ClientConnectConfig
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.errors import ApiReason
+from domain.messages.receivers import Receiver
+from service import workflow_starts
 from service.failpoints import failpoint
 from service.http import HttpError
 from service.temporal import DEFAULT_ADDRESS, UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, connect, connection_settings, raise_if_cancelled
@@ -44,7 +45,6 @@ CALL_LIMIT_SEC: Final = 1.3
 _LOOK_LIMIT_SEC: Final = 0.4
 """The look at the task queue after a call without an answer; with what the cache waits before (`api.cache`) below two seconds."""
 
-_TASK_TIMEOUT: Final = timedelta(seconds=2)
 _POLL_SEC: Final = 70.0
 """A worker that waits for work polls anew at least once a minute."""
 
@@ -119,68 +119,37 @@ class Gateway:
 
         return await self._recorded("update", ask)
 
-    async def update_with_start(
-        self, workflow: str, workflow_id: str, start: BaseModel, name: str, argument: BaseModel, result: type[M]
-    ) -> M:
+    async def update_with_start(self, receiver: Receiver, name: str, argument: BaseModel, result: type[M]) -> M:
         """The same, of a workflow that is started where it does not run. Raises UpdateRefused, and HttpError 503."""
 
         async def ask(client: Client) -> M:
-            operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-                workflow,
-                start,
-                id=workflow_id,
-                task_queue=self.task_queue,
-                task_timeout=_TASK_TIMEOUT,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            )
-            started = asyncio.ensure_future(operation.workflow_handle())
-            try:
-                answer = await client.execute_update_with_start_workflow(
-                    name, argument, start_workflow_operation=operation, result_type=result
-                )
-            finally:  # a failure is told there as well, and complains when nobody fetches it
-                started.cancel()
-                await asyncio.gather(started, return_exceptions=True)
+            answer = await workflow_starts.update_with_start(client, self.task_queue, receiver, name, argument, result)
             assert isinstance(answer, result)
             return answer
 
         return await self._recorded("update", ask)
 
-    async def signal_with_start(self, workflow: str, workflow_id: str, start: BaseModel, name: str, argument: object) -> None:
+    async def signal_with_start(self, receiver: Receiver, name: str, argument: object) -> None:
         """Signals a workflow, which is started where it does not run. It is in its history when this returns."""
 
         async def send(client: Client) -> None:
-            await client.start_workflow(
-                workflow,
-                start,
-                id=workflow_id,
-                task_queue=self.task_queue,
-                task_timeout=_TASK_TIMEOUT,
-                start_signal=name,
-                start_signal_args=[argument],
-                rpc_timeout=timedelta(seconds=CALL_LIMIT_SEC),
+            await workflow_starts.signal_with_start(
+                client, self.task_queue, receiver, name, argument, rpc_timeout=timedelta(seconds=CALL_LIMIT_SEC)
             )
 
         await self._recorded("signal", send)
 
-    async def ensure_running(self, workflow: str, workflow_id: str, start: BaseModel) -> None:
+    async def ensure_running(self, receiver: Receiver) -> None:
         """Starts a workflow where it does not run."""
 
         async def begin(client: Client) -> None:
-            await client.start_workflow(
-                workflow,
-                start,
-                id=workflow_id,
-                task_queue=self.task_queue,
-                task_timeout=_TASK_TIMEOUT,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                rpc_timeout=timedelta(seconds=CALL_LIMIT_SEC),
-            )
+            limit = timedelta(seconds=CALL_LIMIT_SEC)
+            await workflow_starts.ensure_running(client, self.task_queue, receiver, rpc_timeout=limit)
 
         await self._bounded(begin)
 
     async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
-        """Anything else that changes nothing. Raises WorkflowUnknown, and HttpError 503."""
+        """Anything else that no failpoint stands around. Raises WorkflowUnknown, and HttpError 503."""
         return await self._bounded(question)
 
     async def _recorded(self, effect: str, call: Callable[[Client], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from api.errors import ReportRefusal
 from api.gateway import stamp
 from api.state import Api
 from domain.hardware import fault_level
-from domain.messages.fault_manager import CLEAR_HARDWARE_SIGNAL, FAULT_MANAGER_WORKFLOW, REPORT_HARDWARE_SIGNAL, fault_manager_id
+from domain.messages.fault_manager import CLEAR_HARDWARE_SIGNAL, REPORT_HARDWARE_SIGNAL
 from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport, HardwareReply
 from service.http import success
 
@@ -51,7 +51,6 @@ async def _tell(api: Api, signal: str, message: HardwareFaultReport | HardwareFa
         return success(HardwareReply(accepted=False, reason=ReportRefusal.UNKNOWN_NODE))
     told = {"report": message.model_dump(mode="json"), "received_at": received_at}
     for instance_id in instances:
-        start = api.fault_manager_start(await api.topology(instance_id))
-        await api.gateway.signal_with_start(FAULT_MANAGER_WORKFLOW, fault_manager_id(instance_id), start, signal, told)
+        await api.gateway.signal_with_start(api.fault_manager(await api.topology(instance_id)), signal, told)
     api.figures.reports.labels("accepted").inc()
     return success(HardwareReply(accepted=True, reason="", instances=instances))

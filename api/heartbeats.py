@@ -15,7 +15,6 @@ from api.gateway import WorkflowUnknown
 from api.pulse_watch import tell
 from api.state import Api, unknown
 from domain.messages.controller import HeartbeatReply, HeartbeatRequest
-from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
 from domain.runtime import TRANSACTION_PHASES, FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress, Topology
 from service.http import HttpError, success
@@ -57,8 +56,7 @@ async def _record(api: Api, topology: Topology, *, fresh: bool) -> RuntimeRecord
     try:
         return await api.instances.record(topology.instance_id, fresh=fresh)
     except WorkflowUnknown:
-        start = api.fault_manager_start(topology)
-        await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, fault_manager_id(topology.instance_id), start)
+        await api.gateway.ensure_running(api.fault_manager(topology))
         message = f"the FaultManager of instance {topology.instance_id} is being started"
         raise HttpError(503, ApiReason.UNKNOWN_INSTANCE, message) from None
 

@@ -13,7 +13,6 @@ from api.status import assembling_record
 from domain.instance.plan import Plan, PlanRequest
 from domain.messages.controller import InstanceDeclaration, TerminateRequest
 from domain.messages.fault_manager import (
-    FAULT_MANAGER_WORKFLOW,
     HOLD_UPDATE,
     PLAN_QUERY,
     RECONFIGURE_UPDATE,
@@ -27,7 +26,6 @@ from domain.messages.fault_manager import (
 from domain.messages.instance_registry import (
     DECLARE_UPDATE,
     INSTANCE_REGISTRY_ID,
-    INSTANCE_REGISTRY_WORKFLOW,
     INSTANCES_QUERY,
     REMOVE_UPDATE,
     DeclareCall,
@@ -37,6 +35,7 @@ from domain.messages.instance_registry import (
     RegistryView,
     RemoveCall,
 )
+from domain.messages.receivers import instance_registry
 from domain.model import MAX_INSTANCE_ID, Said, Strict
 from domain.topology import Topology
 from service.http import HttpError, HttpReason, invalid, success
@@ -156,9 +155,8 @@ def _ranks(topology: Topology, text: str) -> tuple[int, ...]:
 
 async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> RegistryReply:
     try:
-        reply = await api.gateway.update_with_start(
-            INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, await registry_start(api), update, call, RegistryReply
-        )
+        registry = instance_registry(await registry_start(api))
+        reply = await api.gateway.update_with_start(registry, update, call, RegistryReply)
     except UpdateRefused as refused:
         raise HttpError(409, ApiReason.ENDING, str(refused), outcome=refused.reason) from None
     api.instances.forget()
@@ -188,7 +186,7 @@ async def _command(api: Api, instance_id: int, update: str, call: ReconfigureCal
     try:
         reply: CommandReply = await api.gateway.update(workflow_id, update, call, CommandReply)
     except WorkflowUnknown:
-        await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, workflow_id, api.fault_manager_start(topology))
+        await api.gateway.ensure_running(api.fault_manager(topology))
         raise HttpError(503, ApiReason.NO_WORKER, f"{workflow_id} is being started; try again in a moment") from None
     except UpdateRefused as refused:
         raise HttpError(409, ApiReason.REFUSED, str(refused), outcome=refused.reason) from None

@@ -12,11 +12,9 @@ from api.pulse import is_lost
 from api.state import Api
 from domain.errors import AutotomyError
 from domain.messages.fault_manager import (
-    FAULT_MANAGER_WORKFLOW,
     NODE_MANAGER_BACK_SIGNAL,
     NODE_MANAGER_LOST_SIGNAL,
     NodeManagerWord,
-    fault_manager_id,
 )
 from domain.messages.node_manager import LivenessReply
 from domain.runtime import FtPhase, RuntimeRecord
@@ -91,9 +89,7 @@ async def tell(api: Api, topology: Topology, manager: NodeManagerAddress, record
         extra={"instance": topology.instance_id, "node_manager": str(manager)},
     )
     await api.gateway.signal_with_start(
-        FAULT_MANAGER_WORKFLOW,
-        fault_manager_id(topology.instance_id),
-        api.fault_manager_start(topology),
+        api.fault_manager(topology),
         NODE_MANAGER_LOST_SIGNAL if lost else NODE_MANAGER_BACK_SIGNAL,
         NodeManagerWord(node_manager=manager, received_at=stamp()),
     )

@@ -12,15 +12,8 @@ from api.errors import ApiReason
 from api.gateway import UpdateRefused, WorkflowUnknown
 from api.heartbeats import removed_for
 from api.state import Api
-from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
-from domain.messages.instance_registry import (
-    INSTANCE_REGISTRY_ID,
-    INSTANCE_REGISTRY_WORKFLOW,
-    REGISTER_UPDATE,
-    RegisterCall,
-    RegisterResult,
-    RegistryView,
-)
+from domain.messages.instance_registry import REGISTER_UPDATE, RegisterCall, RegisterResult, RegistryView
+from domain.messages.receivers import instance_registry
 from domain.messages.registration import Hold, RegisterReply, RegisterRequest
 from domain.registration import Assembly, Seat, assembled_for, endpoints_of, hold, joining, place_of
 from domain.runtime import FtPhase, RuntimeRecord
@@ -63,12 +56,10 @@ def _seated(assembly: Assembly | None, body: RegisterRequest) -> bool:
 
 async def _tell_registry(api: Api, view: RegistryView, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
     call = RegisterCall(request=body, config=api.config, joining=is_joining)
-    start = registry_start_after(view, api.config)
+    registry = instance_registry(registry_start_after(view, api.config))
     try:
         async with api.registering:
-            result = await api.gateway.update_with_start(
-                INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, start, REGISTER_UPDATE, call, RegisterResult
-            )
+            result = await api.gateway.update_with_start(registry, REGISTER_UPDATE, call, RegisterResult)
     except UpdateRefused as refused:
         raise HttpError(503, ApiReason.ENDING, str(refused), headers={"Retry-After": "1"}) from None
     if result.admission.refused:
@@ -114,8 +105,7 @@ async def _record(api: Api, topology: Topology, *, fresh: bool = False) -> Runti
     try:
         return await api.instances.record(topology.instance_id, fresh=fresh)
     except WorkflowUnknown:
-        start = api.fault_manager_start(topology)
-        await api.gateway.ensure_running(FAULT_MANAGER_WORKFLOW, fault_manager_id(topology.instance_id), start)
+        await api.gateway.ensure_running(api.fault_manager(topology))
         return None
 
 

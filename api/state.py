@@ -12,9 +12,9 @@ from api.gateway import Gateway
 from api.pulse import Pulse
 from api.strangers import Strangers
 from domain.config import FaultToleranceConfig
-from domain.messages.event_pusher import EventPusherState
 from domain.messages.fault_manager import FaultManagerStart
 from domain.messages.node_manager import FtPacing
+from domain.messages.receivers import Receiver, fault_manager
 from domain.topology import Topology
 from service.http import HttpError
 from service.metrics import NAMESPACE
@@ -52,12 +52,9 @@ class Api:
             raise unknown(instance_id)
         return topology
 
-    def fault_manager_start(self, topology: Topology) -> FaultManagerStart:
-        """What a FaultManager that was terminated starts with: it then asks the journals."""
-        return FaultManagerStart(instance_id=topology.instance_id, topology=topology, config=self.config)
-
-    def event_pusher_start(self) -> EventPusherState:
-        return EventPusherState(set_interval_sec=self.config.set_interval_sec)
+    def fault_manager(self, topology: Topology) -> Receiver:
+        """An instance's FaultManager, and with what one that was terminated starts again."""
+        return fault_manager(FaultManagerStart(instance_id=topology.instance_id, topology=topology, config=self.config))
 
     def pacing(self) -> FtPacing:
         """What NodeManagers are told of the configuration."""

@@ -1,7 +1,7 @@
-"""The workflows of which there is one: started by whichever worker comes first, told when a worker brings another config.
+"""What a worker sees to as it begins: the workflows of which there is one run, and all know its configuration.
 
-Whoever starts second finds them running; Temporal's workflow ids decide. A FaultManager hears of the configuration by
-signal, never by reading settings (design §3); one that has it already changes nothing.
+A FaultManager hears of the configuration by signal, never by reading settings (design §3); one that has it
+already changes nothing.
 """
 
 import asyncio
@@ -9,20 +9,17 @@ import logging
 from datetime import timedelta
 from typing import Final
 
-from pydantic import BaseModel
 from temporalio.client import Client, RPCTimeoutOrCancelledError, WorkflowQueryFailedError
-from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.config import FaultToleranceConfig
-from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW, EventPusherState
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState
 from domain.messages.fault_manager import CONFIG_SIGNAL, fault_manager_id
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW, RegistryView
-from service.registry_memory import registry_start
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, RegistryView
+from service.singletons import ensure_event_pusher, ensure_instance_registry
 
 log = logging.getLogger(__name__)
 
-_TASK_TIMEOUT: Final = timedelta(seconds=2)
 _RPC_TIMEOUT: Final = timedelta(seconds=5)
 _AGAIN_SEC: Final = 2.0
 
@@ -31,32 +28,14 @@ async def keep_singletons(client: Client, task_queue: str, config: FaultToleranc
     """Starts what does not run and tells the configuration; tried again until it was done. Needs a polling worker."""
     while True:
         try:
-            await _start(client, task_queue, EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, _event_pusher(config))
-            remembered = await registry_start(client, task_queue, config)  # never an empty one over instances that live
-            if remembered is not None:
-                await _start(client, task_queue, INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, remembered)
+            await ensure_event_pusher(client, task_queue, config)
+            await ensure_instance_registry(client, task_queue, config)
             await _tell_config(client, config)
         except (RPCError, RPCTimeoutOrCancelledError, WorkflowQueryFailedError) as error:
             log.warning("singletons cannot be started or told yet, trying again", extra={"why": str(error)})
             await asyncio.sleep(_AGAIN_SEC)
         else:
             return
-
-
-def _event_pusher(config: FaultToleranceConfig) -> EventPusherState:
-    return EventPusherState(set_interval_sec=config.set_interval_sec)
-
-
-async def _start(client: Client, task_queue: str, workflow: str, workflow_id: str, start: BaseModel) -> None:
-    await client.start_workflow(
-        workflow,
-        start,
-        id=workflow_id,
-        task_queue=task_queue,
-        task_timeout=_TASK_TIMEOUT,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        rpc_timeout=_RPC_TIMEOUT,
-    )
 
 
 async def _tell_config(client: Client, config: FaultToleranceConfig) -> None:

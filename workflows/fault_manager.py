@@ -45,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
         ReconfigureCall,
         StrategyState,
     )
+    from domain.messages.receivers import TASK_TIMEOUT
     from domain.messages.round import CommitRecord
     from domain.messages.strategy import STOP_SIGNAL, StrategyKind
     from domain.runtime import FtPhase, RuntimeRecord
@@ -58,9 +59,6 @@ rounds take 1.1 s."""
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 1_500
 """The same without waiting for a calm moment."""
-
-TASK_TIMEOUT: Final = timedelta(seconds=2)
-"""A killed worker's workflow task is given to another one after this; Temporal's default costs 10 s."""
 
 _STRATEGY_WORKFLOWS: Final = {
     StrategyKind.SCALE_DOWN: "ScaleDownRound",

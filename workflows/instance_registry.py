@@ -44,6 +44,7 @@ with workflow.unsafe.imports_passed_through():
         RegistryView,
         RemoveCall,
     )
+    from domain.messages.receivers import TASK_TIMEOUT
     from domain.registration import (
         Admission,
         Admitted,
@@ -69,8 +70,6 @@ START_LIMIT_SEC: Final = 300.0
 """How long a FaultManager is tried to be started: the one of a removed instance of that id may still be taking it down."""
 
 V = TypeVar("V")
-
-TASK_TIMEOUT: Final = timedelta(seconds=2)
 
 
 @workflow.defn(name=INSTANCE_REGISTRY_WORKFLOW)

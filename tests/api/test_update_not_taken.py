@@ -8,6 +8,7 @@ from activities.temporal_calls import update_with_start
 from api.gateway import Gateway, UpdateRefused
 from domain.errors import Refused, Transient
 from domain.messages.event_pusher import EventPusherState
+from domain.messages.receivers import event_pusher
 from domain.model import Strict
 
 
@@ -68,12 +69,10 @@ async def test_an_activity_asks_again_only_what_was_not_taken(
     with pytest.raises(becomes):
         await update_with_start(
             temporal_client,
-            workflow="EventPusher",
-            workflow_id="event-pusher",
-            start=EventPusherState(),
-            task_queue="queue",
-            update="record_views",
-            argument=EventPusherState(),
-            result=Taken,
+            "queue",
+            event_pusher(),
+            "record_views",
+            EventPusherState(),
+            Taken,
             timeout_sec=1.0,
         )

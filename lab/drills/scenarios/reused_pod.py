@@ -7,7 +7,6 @@ The second must be refused and fall back, and its fallback must not stop engines
 as if nothing had been.
 """
 
-from datetime import timedelta
 from typing import Final
 
 from temporalio.client import Client, WorkflowExecutionStatus
@@ -17,7 +16,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from domain.instance.evidence import Evidence
 from domain.instance.state import InstanceState, Life, ServingView
 from domain.messages.controller import MotorStatus
-from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, REPORT_SIGNAL, TASK_QUEUE, FaultManagerStart, fault_manager_id
+from domain.messages.fault_manager import REPORT_SIGNAL, TASK_QUEUE, FaultManagerStart, fault_manager_id
+from domain.messages.receivers import fault_manager
 from domain.messages.round import RoundReason
 from domain.messages.strategy import StrategyKind
 from domain.runtime import FtPhase
@@ -26,6 +26,7 @@ from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
 from lab.drills.judge.processes import kept_pods
 from lab.drills.scenarios.scale_down import AFTER_GUARD
 from lab.drills.script.scene import Scene
+from service.workflow_starts import ensure_running
 
 VICTIM: Final = 1
 FORMER: Final = 8
@@ -35,7 +36,6 @@ GENERATION: Final = 50
 """Its generation: far above that of the one that runs there now. The two cannot be compared."""
 
 _WITHIN_SEC: Final = 30.0
-_TASK_TIMEOUT: Final = timedelta(seconds=2)
 
 
 async def two_rounds_want_one_pod(scene: Scene) -> None:
@@ -70,13 +70,9 @@ async def _former_instance(scene: Scene, client: Client) -> None:
         node_managers_started=True,
     )
     state = memory.model_dump_json(exclude_defaults=True)
-    handle = await client.start_workflow(
-        FAULT_MANAGER_WORKFLOW,
-        FaultManagerStart(instance_id=FORMER, topology=topology, config=config, state=state),
-        id=fault_manager_id(FORMER),
-        task_queue=TASK_QUEUE,
-        task_timeout=_TASK_TIMEOUT,
-    )
+    start = FaultManagerStart(instance_id=FORMER, topology=topology, config=config, state=state)
+    await ensure_running(client, TASK_QUEUE, fault_manager(start))
+    handle = client.get_workflow_handle(fault_manager_id(FORMER))
     for rank in topology.ranks:
         status = MotorStatus.DEAD if rank == VICTIM else MotorStatus.UNHEALTHY
         await handle.signal(REPORT_SIGNAL, {"engine_id": rank, "engine_status": status.value})
