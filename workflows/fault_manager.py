@@ -9,7 +9,6 @@ workflow may continue as new, be terminated and be started again while a round r
 generation, and Temporal lets an id run once: that is the fence against two strategies at a time.
 """
 
-import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -17,9 +16,10 @@ from typing import Final
 
 from temporalio import workflow
 from temporalio.common import RawValue, TypedSearchAttributes, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, FailureError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 from workflows.parts.alarm import Alarm
+from workflows.parts.children import Child, start_abandoned
 from workflows.parts.evidence_intake import take_signal
 from workflows.parts.instance_errands import FaultManagerErrands
 from workflows.parts.instance_memory import Memory, now
@@ -45,7 +45,6 @@ with workflow.unsafe.imports_passed_through():
         ReconfigureCall,
         StrategyState,
     )
-    from domain.messages.receivers import TASK_TIMEOUT
     from domain.messages.round import CommitRecord
     from domain.messages.strategy import STOP_SIGNAL, StrategyKind
     from domain.runtime import FtPhase, RuntimeRecord
@@ -53,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
 CALM_AT_EVENTS: Final = 400
 CALM_AT_BYTES: Final = 1_048_576
 """Length of history beyond which the workflow continues as new as soon as nothing is open. Another worker must be able to
-replay a run within one `TASK_TIMEOUT`, busy as its machine may be, or it would never get on; and while signals stream in, a
+replay a run within one workflow task (`domain.messages.receivers.TASK_TIMEOUT`); and while signals stream in, a
 continue-as-new may be refused, which costs a replay each time. Measured with 320 ranks on one core: 1,500 events of eight
 rounds take 1.1 s."""
 
@@ -231,28 +230,23 @@ class FaultManager:
         self._memory.become(state)
         workflow.logger.info("strategy starts", extra={"id": strategy.workflow_id, "reason": decision.reason.value})
         what = f"{decision.action} of ranks {list(decision.ranks)}" if decision.ranks else str(decision.action)
-        try:
-            child = await workflow.start_child_workflow(
-                _STRATEGY_WORKFLOWS[strategy.kind],
-                order,
-                id=strategy.workflow_id,
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                execution_timeout=timedelta(seconds=execution_bound_sec(state, strategy.kind)),
-                task_timeout=TASK_TIMEOUT,
-                static_summary=f"instance {state.instance_id}: {what}, {decision.reason}"[:200],
-                static_details=f"{decision.reason}: {decision.detail}",
-                search_attributes=_first_attributes(state, strategy),
-            )
-        except WorkflowAlreadyStartedError:
+        child = await start_abandoned(
+            _STRATEGY_WORKFLOWS[strategy.kind],
+            order,
+            workflow_id=strategy.workflow_id,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            summary=f"instance {state.instance_id}: {what}, {decision.reason}",
+            details=f"{decision.reason}: {decision.detail}",
+            execution_timeout=timedelta(seconds=execution_bound_sec(state, strategy.kind)),
+            search_attributes=_first_attributes(state, strategy),
+        )
+        if child is None:
             await self._on_taken_id(decision, phase_before)
         else:
             child.add_done_callback(partial(self._on_closed, strategy.generation))
 
-    def _on_closed(self, generation: int, child: "asyncio.Task[object]") -> None:
+    def _on_closed(self, generation: int, _child: Child) -> None:
         """A hint, no more: a strategy that closed without having told its end is looked up at once, not when it is missed."""
-        if not child.cancelled():
-            child.exception()  # its report says it better
         strategy = self._state.strategy
         if strategy is not None and strategy.generation == generation:
             self._memory.become(self._state.but(strategy=strategy.model_copy(update={"last_word_at": 0.0})))

@@ -18,8 +18,10 @@ from datetime import timedelta
 from typing import Final, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlreadyStartedError
+from temporalio.common import RawValue, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, FailureError
+
+from workflows.parts.children import start_abandoned
 
 with workflow.unsafe.imports_passed_through():
     from domain.config import FaultToleranceConfig, whole
@@ -44,7 +46,6 @@ with workflow.unsafe.imports_passed_through():
         RegistryView,
         RemoveCall,
     )
-    from domain.messages.receivers import TASK_TIMEOUT
     from domain.registration import (
         Admission,
         Admitted,
@@ -62,7 +63,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.topology import NodeManagerAddress, Topology
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 1_500
-"""Another worker must be able to replay a run within one `TASK_TIMEOUT`."""
+"""Another worker must be able to replay a run within one workflow task (`domain.messages.receivers.TASK_TIMEOUT`)."""
 
 RETRY_SEC: Final = 5.0
 JOB_NAMES_KEPT: Final = 1_000
@@ -278,18 +279,14 @@ class InstanceRegistry:
         """False: one runs under that id already, started by a report, or not yet done with an instance before this one."""
         instance_id = instance.topology.instance_id
         start = FaultManagerStart(instance_id=instance_id, topology=instance.topology, config=self._state.configs[instance_id])
-        try:
-            await workflow.start_child_workflow(
-                FAULT_MANAGER_WORKFLOW,
-                start,
-                id=fault_manager_id(instance_id),
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                task_timeout=TASK_TIMEOUT,
-                static_summary=f"instance {instance_id}: {instance.topology.job_name}"[:200],
-            )
-        except WorkflowAlreadyStartedError:
-            return False
-        return True
+        child = await start_abandoned(
+            FAULT_MANAGER_WORKFLOW,
+            start,
+            workflow_id=fault_manager_id(instance_id),
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            summary=f"instance {instance_id}: {instance.topology.job_name}",
+        )
+        return child is not None
 
     async def _end_removed(self) -> None:
         """A FaultManager that is gone has nothing to take down any more."""

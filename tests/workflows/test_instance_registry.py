@@ -1,6 +1,7 @@
 """InstanceRegistry: a declaration that was acknowledged leads to a running FaultManager, whoever dies in between."""
 
 import asyncio
+import gc
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from temporalio import workflow
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner
@@ -21,6 +23,8 @@ from tests.workflows.factories import config, topology
 from tests.workflows.fault_manager_world import PATIENCE_SEC
 from workers.workflow_runner import workflow_runner
 from workflows.instance_registry import InstanceRegistry
+
+_TERMINATED = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_TERMINATED
 
 Registry = WorkflowHandle[InstanceRegistry, None]
 
@@ -132,6 +136,24 @@ async def test_nonsense_does_not_hurt_the_registry(temporal_client: Client) -> N
         instance_id = new_id()
         assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
         await (await until_running(temporal_client, instance_id)).terminate()
+
+
+async def test_a_faultmanager_that_a_person_terminates_leaves_no_failure_behind_that_nobody_fetches(
+    temporal_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its registry goes on without a complaint of Python about a child that nobody waits for."""
+    async with a_registry(temporal_client) as registry:
+        instance_id = new_id()
+        await declare(registry, instance_id)
+        await (await until_running(temporal_client, instance_id)).terminate()
+
+        async def is_told() -> bool:
+            return any(e.event_type == _TERMINATED for e in (await registry.fetch_history()).events)
+
+        await eventually(is_told, "the registry's history says that it was terminated")
+        await declare(registry, new_id())  # answered by a workflow task after that one
+        gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_the_pods_of_an_instance_are_no_other_ones_until_it_is_removed(temporal_client: Client) -> None:
