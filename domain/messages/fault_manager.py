@@ -79,22 +79,6 @@ def fault_manager_id(instance_id: int) -> str:
     return f"fault-manager-{instance_id}"
 
 
-class FaultManagerActivity(StrEnum):
-    """The activities that a FaultManager calls, by the names they are registered under: what goes in → what comes out."""
-
-    READ_JOURNALS = "read_journals"  # JournalsCall → JournalsResult
-    START_NODE_MANAGERS = "start_node_managers"  # StartNodeManagersCall → StartNodeManagersResult
-    STOP_NODE_MANAGERS = "stop_node_managers"  # StopNodeManagersCall → StopNodeManagersResult
-    AWAIT_ENGINES_READY = "await_engines_ready"  # EnginesReadyCall → EnginesReadyResult
-    PACE = "pace"  # PaceCall → None
-    FRESH_LOOK = "fresh_look"  # FreshLookCall → FreshLookResult
-    WAKE = "wake"  # WakeCall → WakeResult
-    PUSH_VIEW = "push_view"  # ViewCall → ViewResult
-    FINALIZE = "finalize"  # FinalizeCall → FinalizeResult
-    LOOK_UP_STRATEGY = "look_up_strategy"  # LookUpCall → LookUpResult
-    USABLE_SEARCH_ATTRIBUTES = "usable_search_attributes"  # nothing → Reported
-
-
 class PaceCall(Strict):
     """Tell all NodeManagers of an instance how often to look at their engines; best effort, bounded by one timeout."""
 

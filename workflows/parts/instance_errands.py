@@ -4,6 +4,7 @@ Which errands there is reason for follows from the state alone (`pursue`); what 
 ever starts or steers a strategy: they learn, tell, push and clean up.
 """
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, TypeVar
 
@@ -14,8 +15,11 @@ from workflows.parts.errands import Errands
 from workflows.parts.instance_memory import Memory, now
 
 with workflow.unsafe.imports_passed_through():
-    from pydantic import BaseModel
-
+    from activities.coordinator import CoordinatorActivities
+    from activities.fault_manager import FaultManagerActivities
+    from activities.journals import JournalActivities
+    from activities.node_manager import NodeManagerActivities
+    from activities.rebuild import RebuildActivities
     from domain.instance.decision import Action
     from domain.instance.evidence import from_look
     from domain.instance.learning import after_journals, assembled, seeded
@@ -23,7 +27,6 @@ with workflow.unsafe.imports_passed_through():
     from domain.instance.strategy_life import QUIET_LIMIT_SEC, after_loss, is_newer, took_end
     from domain.instance.strategy_start import attach
     from domain.messages.fault_manager import (
-        FaultManagerActivity,
         FreshLookCall,
         FreshLookResult,
         JournalsCall,
@@ -31,21 +34,16 @@ with workflow.unsafe.imports_passed_through():
         LookUpCall,
         LookUpResult,
         PaceCall,
-        Reported,
         StrategyState,
         WakeCall,
-        WakeResult,
     )
     from domain.messages.node_manager import NodeManagerReason
     from domain.messages.rebuild import (
         EnginesReadyCall,
-        EnginesReadyResult,
         StartNodeManagersCall,
-        StartNodeManagersResult,
         StopNodeManagersCall,
-        StopNodeManagersResult,
     )
-    from domain.messages.round import FinalizeCall, FinalizeResult, ViewCall, ViewResult
+    from domain.messages.round import FinalizeCall, ViewCall
     from domain.messages.strategy import StrategyKind
     from domain.runtime import SERVING_PHASES
     from domain.topology import Topology
@@ -65,7 +63,9 @@ _SLACK_SEC: Final = 30.0
 
 _RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=5))
 
-R = TypeVar("R", bound=BaseModel)
+A = TypeVar("A")
+R = TypeVar("R")
+S = TypeVar("S")
 
 
 class FaultManagerErrands:
@@ -114,24 +114,20 @@ class FaultManagerErrands:
     def _strategy_is_silent(self, at: float) -> bool:
         return self._state.strategy is not None and at >= self._state.strategy.last_word_at + QUIET_LIMIT_SEC
 
-    async def _call(self, name: FaultManagerActivity, argument: BaseModel, result: type[R], limit_sec: float, summary: str) -> R:
-        answer = await workflow.execute_activity(
-            name.value,
+    async def _call(self, method: Callable[[S, A], Awaitable[R]], argument: A, limit_sec: float, summary: str) -> R:
+        return await workflow.execute_activity_method(
+            method,
             argument,
-            result_type=result,
             schedule_to_close_timeout=timedelta(seconds=limit_sec + _SLACK_SEC),
             heartbeat_timeout=_HEARTBEAT,
             retry_policy=_RETRY,
             summary=summary,
         )
-        assert isinstance(answer, result)
-        return answer
 
     async def _ask_search_attributes(self) -> bool:
         """Those that the server does not know would fail every workflow task: asked once, carried over."""
-        told: Reported = await workflow.execute_activity(
-            FaultManagerActivity.USABLE_SEARCH_ATTRIBUTES.value,
-            result_type=Reported,
+        told = await workflow.execute_activity_method(
+            FaultManagerActivities.usable_search_attributes,
             schedule_to_close_timeout=timedelta(seconds=_SLACK_SEC),
             heartbeat_timeout=_HEARTBEAT,
             retry_policy=_RETRY,
@@ -145,9 +141,8 @@ class FaultManagerErrands:
         call = JournalsCall(
             topology=self._state.topology, request_timeout_sec=self._timeout_sec, deadline_at=now() + JOURNALS_LIMIT_SEC
         )
-        journals = await self._call(
-            FaultManagerActivity.READ_JOURNALS, call, JournalsResult, JOURNALS_LIMIT_SEC, "what has this instance been through"
-        )
+        what = "what has this instance been through"
+        journals = await self._call(JournalActivities.read_journals, call, JOURNALS_LIMIT_SEC, what)
         if self._state.life is not Life.LEARNING:
             self._memory.become(seeded(self._state, journals).but(reseed=False))
             return True
@@ -180,7 +175,7 @@ class FaultManagerErrands:
         """What became of one strategy, by its workflow id. Raises ActivityError when Temporal cannot be asked."""
         workflow_id = kind.workflow_id(self._state.instance_id, generation)
         call = LookUpCall(kind=kind, instance_id=self._state.instance_id, generation=generation, workflow_id=workflow_id)
-        return await self._call(FaultManagerActivity.LOOK_UP_STRATEGY, call, LookUpResult, 10.0, f"does {workflow_id} run")
+        return await self._call(FaultManagerActivities.look_up_strategy, call, 10.0, f"does {workflow_id} run")
 
     async def _start_node_managers(self) -> bool:
         state = self._state
@@ -191,9 +186,7 @@ class FaultManagerErrands:
             dead_committed=state.dead_committed,
             deadline_at=now() + START_LIMIT_SEC,
         )
-        result = await self._call(
-            FaultManagerActivity.START_NODE_MANAGERS, call, StartNodeManagersResult, START_LIMIT_SEC, "start all NodeManagers"
-        )
+        result = await self._call(RebuildActivities.start_node_managers, call, START_LIMIT_SEC, "start all NodeManagers")
         state = self._state.but(evidence=self._state.evidence.with_engines(result.engines))
         if any(refusal.reason == NodeManagerReason.OLD_GENERATION for refusal in result.refusals):
             self._memory.become(state.but(life=Life.LEARNING, last_error="NodeManagers know a newer generation"))
@@ -213,9 +206,7 @@ class FaultManagerErrands:
             request_timeout_sec=self._timeout_sec,
             deadline_at=now() + READY_LIMIT_SEC,
         )
-        result = await self._call(
-            FaultManagerActivity.AWAIT_ENGINES_READY, call, EnginesReadyResult, READY_LIMIT_SEC, "wait until every rank is ready"
-        )
+        result = await self._call(RebuildActivities.await_engines_ready, call, READY_LIMIT_SEC, "wait until every rank is ready")
         state = self._state
         evidence = state.evidence.merge_all(from_look(result.looked, now()), state.dead_committed)
         state = state.but(evidence=evidence)
@@ -231,7 +222,7 @@ class FaultManagerErrands:
         state = self._state
         call = FreshLookCall(questions=_questions(state.topology, state.active), request_timeout_sec=self._timeout_sec)
         limit_sec = 2 * self._timeout_sec
-        return await self._call(FaultManagerActivity.FRESH_LOOK, call, FreshLookResult, limit_sec, "look at every active rank")
+        return await self._call(NodeManagerActivities.fresh_look, call, limit_sec, "look at every active rank")
 
     async def _look(self) -> bool:
         """Rule 10's one fresh look. A look that could not be made counts as made: waiting longer would help nobody."""
@@ -250,7 +241,7 @@ class FaultManagerErrands:
         call = WakeCall(questions=_questions(self._state.topology, ranks), request_timeout_sec=self._timeout_sec)
         try:
             what = f"one completion to each of ranks {list(ranks)}"
-            await self._call(FaultManagerActivity.WAKE, call, WakeResult, 2 * self._timeout_sec, what)
+            await self._call(NodeManagerActivities.wake, call, 2 * self._timeout_sec, what)
         finally:
             self._memory.become(self._state.but(woken_for=since))
         return True
@@ -286,9 +277,7 @@ class FaultManagerErrands:
             deadline_at=now() + limit_sec,
         )
         what = f"ADD ranks {list(view.ranks)}" if view.ranks else "DEL"
-        result = await self._call(
-            FaultManagerActivity.PUSH_VIEW, call, ViewResult, limit_sec, f"view revision {view.revision}: {what}"
-        )
+        result = await self._call(CoordinatorActivities.push_view, call, limit_sec, f"view revision {view.revision}: {what}")
         state = self._state
         if state.view.revision != view.revision or state.view.ranks != view.ranks:
             return True  # another view is wanted by now
@@ -318,10 +307,8 @@ class FaultManagerErrands:
             request_timeout_sec=self._timeout_sec,
             deadline_at=now() + limit_sec,
         )
-        verdict = "commit" if pending.commit else "abort"
-        result = await self._call(
-            FaultManagerActivity.FINALIZE, call, FinalizeResult, limit_sec, f"{verdict} {pending.request_id} at {pending.manager}"
-        )
+        what = f"{'commit' if pending.commit else 'abort'} {pending.request_id} at {pending.manager}"
+        result = await self._call(NodeManagerActivities.finalize, call, limit_sec, what)
         state = self._state
         rest = tuple(one for one in state.pending_finalize if one != pending)
         if result.pending:
@@ -336,8 +323,8 @@ class FaultManagerErrands:
         pace = self._state.wanted_pace_sec
         call = PaceCall(managers=self._state.topology.managers, poll_interval_sec=pace, request_timeout_sec=self._timeout_sec)
         try:
-            await workflow.execute_activity(
-                FaultManagerActivity.PACE.value,
+            await workflow.execute_activity_method(
+                NodeManagerActivities.pace,
                 call,
                 schedule_to_close_timeout=timedelta(seconds=self._timeout_sec + _SLACK_SEC),
                 heartbeat_timeout=_HEARTBEAT,
@@ -358,9 +345,7 @@ class FaultManagerErrands:
             deadline_at=now() + STOP_LIMIT_SEC,
             instance_id=state.instance_id,
         )
-        result = await self._call(
-            FaultManagerActivity.STOP_NODE_MANAGERS, call, StopNodeManagersResult, STOP_LIMIT_SEC, "stop the instance's engines"
-        )
+        result = await self._call(RebuildActivities.stop_node_managers, call, STOP_LIMIT_SEC, "stop the instance's engines")
         left = "; ".join(f"{one.peer}: {one.reason}" for one in (*result.unreachable, *result.refusals))
         self._memory.become(self._state.but(last_error=f"not stopped: {left}" if left else self._state.last_error))
 
