@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Response
 from api.gateway import WorkflowUnknown, stamp
 from api.state import Api
 from domain.config import FaultToleranceConfig
-from domain.instance.state import InstanceState, iso
+from domain.instance.state import InstanceState
 from domain.model import MAX_INSTANCE_ID
 from domain.registration import Assembly
-from domain.runtime import FtPhase, RuntimeRecord, Waiting
+from domain.runtime import FtPhase, RuntimeRecord, Waiting, iso
 from domain.topology import Topology
 from service.http import success
 

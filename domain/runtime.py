@@ -4,7 +4,9 @@ The record is derived: the FaultManager writes it, nobody decides by reading it 
 change that is not in it is refused and recorded, and never fails a workflow task (contracts §5; RFC §3.1).
 """
 
+from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Final
 
 from pydantic import Field
 
@@ -77,13 +79,33 @@ class Waiting(Strict):
     then: str
 
 
+REJECTED_SIGNALS_KEPT: Final = 20
+_LONGEST_SHOWN_PAYLOAD: Final = 200
+
+
 class RejectedSignal(Strict):
-    """A signal or report that was refused, with its reason; the last 20 are kept."""
+    """A signal or report that was refused, with its reason; the last REJECTED_SIGNALS_KEPT are kept."""
 
     at: str
     name: str
     reason: str
     payload: str
+
+
+def rejected_signal(name: str, reason: str, payload: str, at: float) -> RejectedSignal:
+    """`at`: epoch seconds. Of a long payload the beginning is shown."""
+    shown = payload if len(payload) <= _LONGEST_SHOWN_PAYLOAD else payload[: _LONGEST_SHOWN_PAYLOAD - 1] + "…"
+    return RejectedSignal(at=iso(at), name=name, reason=reason, payload=shown)
+
+
+def with_rejected(kept: tuple[RejectedSignal, ...], one: RejectedSignal) -> tuple[RejectedSignal, ...]:
+    """The last few, with the newest at the end."""
+    return (*kept, one)[-REJECTED_SIGNALS_KEPT:]
+
+
+def iso(at: float) -> str:
+    """Epoch seconds as people read them: UTC, ISO 8601."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Budget(Strict):

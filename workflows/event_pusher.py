@@ -8,27 +8,26 @@ something changed, so an idle hour adds nothing to the history.
 Restarted loops may overlap for a moment. That does no harm: a Coordinator takes a view by its revision, and what was
 overtaken is stale there.
 
-Whatever arrives, it goes on: updates that do not decode are rejected by Temporal, signals come in raw and are read here;
-what cannot be read is kept in `rejected` with its reason.
+Whatever arrives, it goes on: updates that do not decode are rejected by Temporal, signals come in raw
+(`workflows.parts.signal_intake`); what cannot be used is kept in `rejected` with its reason.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from datetime import timedelta
+from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError
 
+from workflows.parts.signal_intake import Handlers, SignalRefused, take_in, whole_config
 from workflows.parts.strategy_run import HEARTBEAT_TIMEOUT, RETRY, being_cancelled, now
 
 with workflow.unsafe.imports_passed_through():
-    from pydantic import BaseModel
-
     from activities.coordinator import CoordinatorActivities
     from activities.errors import from_activity_error
-    from domain.config import FaultToleranceConfig, whole
+    from domain.config import FaultToleranceConfig
     from domain.messages.event_pusher import (
         ANNOUNCE_UPDATE,
         EVENT_PUSHER_WORKFLOW,
@@ -46,9 +45,7 @@ with workflow.unsafe.imports_passed_through():
         ViewsRecord,
     )
     from domain.messages.fault_manager import CONFIG_SIGNAL
-    from domain.runtime import RejectedSignal
-
-M = TypeVar("M", bound=BaseModel)
+    from domain.runtime import with_rejected
 
 FORGET_SIGNAL: Final = "forget_instance"
 
@@ -58,9 +55,6 @@ SETTLE_SEC: Final = 2.0
 _LOOP_LIMIT: Final = timedelta(hours=24)
 _MESSAGES_A_RUN: Final = 500
 """Temporal allows 2,000 updates and 10,000 signals a run; a new run starts long before."""
-
-_KEPT_REJECTED: Final = 20
-_SHOWN_PAYLOAD: Final = 200
 
 
 @workflow.defn(name=EVENT_PUSHER_WORKFLOW)
@@ -204,18 +198,15 @@ class EventPusher:
     def on_signal(self, name: str, args: Sequence[RawValue]) -> None:
         """`announce_coordinator`, `config_changed`, `forget_instance`; anything else, or unreadable, is kept as rejected."""
         self._messages += 1
-        try:
-            match name:
-                case _ if name == ANNOUNCE_UPDATE:
-                    self._take_announcement(_read(args, CoordinatorRecord))
-                case _ if name == CONFIG_SIGNAL:
-                    self._take_config(whole(_read(args, FaultToleranceConfig)))
-                case _ if name == FORGET_SIGNAL:
-                    self._take_deletion(_read(args, ForgetInstance))
-                case _:
-                    raise ValueError("no such signal")
-        except Exception as error:
-            self._reject(name, args, error)
+        handlers: Handlers[None] = {
+            ANNOUNCE_UPDATE: lambda inputs: self._take_announcement(inputs.parsed(CoordinatorRecord)),
+            CONFIG_SIGNAL: lambda inputs: self._take_config(whole_config(inputs)),
+            FORGET_SIGNAL: lambda inputs: self._take_deletion(inputs.parsed(ForgetInstance)),
+        }
+        refused = take_in(name, args, handlers, now())
+        if refused is not None:
+            self._become(rejected=with_rejected(self._state.rejected, refused))
+            self._show()
 
     def _take_views(self, views: Mapping[int, KnownView]) -> None:
         self._messages += 1
@@ -241,17 +232,10 @@ class EventPusher:
     def _take_deletion(self, deleted: ForgetInstance) -> None:
         known = self._state.views.get(deleted.instance_id)
         if known is None:
-            raise ValueError(f"instance {deleted.instance_id} is not known")
+            raise SignalRefused(f"instance {deleted.instance_id} is not known")
         ending = known.model_copy(update={"forget_at": now() + KEEP_WITHDRAWN_SEC})
         self._become(views={**self._state.views, deleted.instance_id: ending})
         self._changed = True
-
-    def _reject(self, name: str, args: Sequence[RawValue], error: Exception) -> None:
-        shown = b" ".join(arg.payload.data for arg in args)[:_SHOWN_PAYLOAD].decode(errors="replace")
-        at = datetime.fromtimestamp(now(), UTC).isoformat()
-        rejected = RejectedSignal(at=at, name=name, reason=" ".join(str(error).split()), payload=shown)
-        self._become(rejected=(*self._state.rejected, rejected)[-_KEPT_REJECTED:])
-        self._show()
 
     def _become(self, **changes: Any) -> None:
         self._state = self._state.model_copy(update=changes)
@@ -272,13 +256,3 @@ class EventPusher:
         lines += [f"| {c.url} | {c.incarnation} |" for c in self._coordinators()]
         lines += ["", *(f"refused signal `{r.name}`: {r.reason}" for r in self._state.rejected)]
         workflow.set_current_details("\n".join(lines))
-
-
-def _read(args: Sequence[RawValue], model: type[M]) -> M:
-    """The one input of a raw signal. Raises ValueError (pydantic's is one) where there is none, more, or nonsense."""
-    if len(args) != 1:
-        raise ValueError(f"one input is needed, {len(args)} were given")
-    found = workflow.payload_converter().from_payload(args[0].payload, model)
-    if not isinstance(found, model):
-        raise ValueError(f"the input is no {model.__name__}")
-    return found

@@ -99,9 +99,8 @@ class FaultManager:
     @workflow.signal(dynamic=True)
     def on_signal(self, name: str, values: Sequence[RawValue]) -> None:
         """Every signal, whatever its name and inputs; what cannot be used is recorded as refused."""
-        payloads = [value.payload for value in values]
         known = self._state.evidence.hardware.faults
-        taken = take_signal(self._state, name, payloads, workflow.payload_converter(), now())
+        taken = take_signal(self._state, name, values, now())
         self._memory.become(taken.one_signal_more())
         for key, fault in self._state.evidence.hardware.faults.items():
             if key not in known and not fault.mappable:

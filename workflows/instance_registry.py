@@ -22,10 +22,10 @@ from temporalio.common import RawValue, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, FailureError
 
 from workflows.parts.children import start_abandoned
+from workflows.parts.signal_intake import Handlers, take_in, whole_config
 
 with workflow.unsafe.imports_passed_through():
-    from domain.config import FaultToleranceConfig, whole
-    from domain.instance.state import REJECTED_SIGNALS_KEPT, iso
+    from domain.config import FaultToleranceConfig
     from domain.messages.fault_manager import (
         CONFIG_SIGNAL,
         FAULT_MANAGER_WORKFLOW,
@@ -59,7 +59,7 @@ with workflow.unsafe.imports_passed_through():
         place_of,
         topology_of,
     )
-    from domain.runtime import RejectedSignal
+    from domain.runtime import with_rejected
     from domain.topology import NodeManagerAddress, Topology
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 1_500
@@ -229,17 +229,13 @@ class InstanceRegistry:
     @workflow.signal(dynamic=True)
     def on_signal(self, name: str, values: Sequence[RawValue]) -> None:
         """A new configuration for the instances to come; anything else is recorded as refused."""
-        try:
-            if name != CONFIG_SIGNAL:
-                raise ValueError(f"unknown signal; known: {CONFIG_SIGNAL}")
-            if len(values) != 1:
-                raise ValueError(f"takes exactly one input, got {len(values)}")
-            converter = workflow.payload_converter()
-            config = whole(converter.from_payload(values[0].payload, FaultToleranceConfig))
-            self._become(configs=dict.fromkeys(self._state.configs, config))
-        except Exception as error:
-            refused = RejectedSignal(at=iso(_now()), name=name, reason=str(error)[:300], payload="")
-            self._become(rejected_signals=(*self._state.rejected_signals, refused)[-REJECTED_SIGNALS_KEPT:])
+        handlers: Handlers[None] = {CONFIG_SIGNAL: lambda inputs: self._take_config(whole_config(inputs))}
+        refused = take_in(name, values, handlers, _now())
+        if refused is not None:
+            self._become(rejected_signals=with_rejected(self._state.rejected_signals, refused))
+
+    def _take_config(self, config: FaultToleranceConfig) -> None:
+        self._become(configs=dict.fromkeys(self._state.configs, config))
 
     def _find(self, instance_id: int) -> RegisteredInstance | None:
         return next((one for one in self._state.instances if one.topology.instance_id == instance_id), None)

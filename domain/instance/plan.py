@@ -12,7 +12,7 @@ from domain.config import DpScaleDownConfig
 from domain.engine import EngineStatus, EntrySource
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.evidence import Evidence, from_operator
-from domain.instance.state import InstanceState, iso
+from domain.instance.state import InstanceState
 from domain.instance.strategy_start import start_round
 from domain.messages.node_manager import ApplyRequest
 from domain.messages.round import StepReport
@@ -20,7 +20,7 @@ from domain.model import Generation, InstanceId, Port, Rank, Revision, Strict
 from domain.round.gate import gate
 from domain.round.instruction import apply_request, scale_down_call
 from domain.round.ledger import RoundLedger
-from domain.runtime import FtPhase, GateRecord
+from domain.runtime import FtPhase, GateRecord, iso
 
 PLANNED_REQUEST_ID = "scale-down-" + 32 * "0"
 """Stands where a round would have its own id."""

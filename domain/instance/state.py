@@ -10,7 +10,6 @@ published view that was ever given out. A strategy that may change the view owns
 """
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Self
 
@@ -33,15 +32,16 @@ from domain.runtime import (
     RuntimeRecord,
     Waiting,
     can_serve,
+    iso,
     may_follow,
+    rejected_signal,
     resting_phase,
+    with_rejected,
 )
 from domain.serving import serving_ranks
 from domain.topology import NodeManagerAddress, Topology
 
-REJECTED_SIGNALS_KEPT: Final = 20
 _ACTIONS_WITHOUT_EFFECT: Final = (Action.NOTHING, Action.KEEP, Action.WAIT, Action.FRESH_LOOK)
-_LONGEST_SHOWN_PAYLOAD: Final = 200
 REVISIONS_OF_A_STRATEGY: Final = 2
 """A round or rebuild owns two revisions: the withdrawal and what it publishes at its end."""
 
@@ -203,7 +203,7 @@ class InstanceState(Strict):
         """In another phase, where the table of transitions allows it; a refused change is recorded and changes nothing."""
         if may_follow(self.phase, phase):
             return self.but(phase=phase)
-        return self.rejecting("phase", f"{self.phase} → {phase} is not in the table of transitions", "", now)
+        return self.rejecting(rejected_signal("phase", f"{self.phase} → {phase} is not in the table of transitions", "", now))
 
     def withdrawn(self, now: float) -> Self:
         """Not serving any more: RECONFIGURING, and an empty view is wanted, under a new revision unless it already has one.
@@ -250,11 +250,9 @@ class InstanceState(Strict):
         """A rebuild is owed; until it has succeeded the instance does not serve."""
         return self.withdrawn(now).but(owed=why, owed_detail=detail, last_error=detail or self.last_error)
 
-    def rejecting(self, name: str, reason: str, payload: str, now: float) -> Self:
+    def rejecting(self, rejected: RejectedSignal) -> Self:
         """A signal or report was refused: the last few are kept for people."""
-        shown = payload if len(payload) <= _LONGEST_SHOWN_PAYLOAD else payload[: _LONGEST_SHOWN_PAYLOAD - 1] + "…"
-        entry = RejectedSignal(at=iso(now), name=name, reason=reason, payload=shown)
-        return self.but(rejected_signals=(*self.rejected_signals, entry)[-REJECTED_SIGNALS_KEPT:])
+        return self.but(rejected_signals=with_rejected(self.rejected_signals, rejected))
 
     def one_signal_more(self) -> Self:
         """A signal was taken, used or refused: counted, so that anybody can compare with what was sent."""
@@ -367,8 +365,3 @@ class InstanceState(Strict):
             return Waiting(reason=f"NodeManagers {managers} have not all taken the start", until=None, then="engines start")
         missing = list(self.evidence.not_yet_ready(self.active))
         return Waiting(reason=f"ranks {missing} are not ready yet", until=None, then="the instance is published")
-
-
-def iso(at: float) -> str:
-    """Epoch seconds as people read them: UTC, ISO 8601, milliseconds."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

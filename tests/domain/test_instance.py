@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from domain.engine import RankEntry
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.learning import after_journals, assembled, seeded
-from domain.instance.state import REJECTED_SIGNALS_KEPT, InstanceState, Life
+from domain.instance.state import InstanceState, Life
 from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
 from domain.instance.strategy_start import start_rebuild, start_round
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
-from domain.runtime import SERVING_PHASES, FtPhase
+from domain.runtime import REJECTED_SIGNALS_KEPT, SERVING_PHASES, FtPhase, rejected_signal
 from tests.domain.instance_factories import T0, D, H, U, config, report, serving_state, topology
 
 ROUND = StrategyKind.SCALE_DOWN
@@ -317,7 +317,7 @@ def test_assembly_ends_in_the_first_view() -> None:
 def test_only_the_last_refusals_are_kept() -> None:
     state = serving_state()
     for number in range(REJECTED_SIGNALS_KEPT + 5):
-        state = state.rejecting("x", f"no {number}", "p" * 1000, T0)
+        state = state.rejecting(rejected_signal("x", f"no {number}", "p" * 1000, T0))
     assert len(state.rejected_signals) == REJECTED_SIGNALS_KEPT
     assert state.rejected_signals[-1].reason == "no 24"
     assert len(state.rejected_signals[-1].payload) == 200

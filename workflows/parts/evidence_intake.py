@@ -1,18 +1,14 @@
 """What reaches a FaultManager as a plain signal, from our API, from strategies, or from anybody with the `temporal` CLI.
 
-Nobody can be kept from sending nonsense: no input, two inputs, an array, an unknown name. A typed handler would fail the
-workflow task for ever on the first, and drop the last while the CLI says "succeeded". So signals are taken raw, by one
-dynamic handler, and read here: `take_signal` gives the next state, in which a refused signal is recorded with its reason.
+`take_signal` gives the next state, in which a refused signal is recorded with its reason (`workflows.parts.signal_intake`).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeGuard, TypeVar
+from functools import partial
+from typing import Any, Final, TypeGuard
 
-from pydantic import BaseModel, ValidationError
-from temporalio.api.common.v1 import Payload
-from temporalio.converter import PayloadConverter
+from temporalio.common import RawValue
 
-from domain.config import FaultToleranceConfig, whole
 from domain.engine import EngineStatus
 from domain.hardware import HardwareEvidence, fault_key, observed_fault
 from domain.instance.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
@@ -36,81 +32,35 @@ from domain.messages.fault_manager import (
 from domain.messages.node_manager import PodReport
 from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport
 from domain.messages.strategy import StrategyEnd, StrategyProgress
+from domain.runtime import RejectedSignal, rejected_signal
 from domain.topology import NodeManagerAddress
+from workflows.parts.signal_intake import Inputs, SignalRefused, parsed, take_in, whole_config
 
 ENDING_LIMIT_SEC: Final = 180.0
 """How long the deletion of an instance may take: withdrawal and stop; then the FaultManager ends all the same."""
 
-_LONGEST_REASON: Final = 300
-
-M = TypeVar("M", bound=BaseModel)
+Handler = Callable[[InstanceState, Inputs, float], InstanceState]
 
 
-class SignalRefused(Exception):
-    """The signal cannot be used; the message says why."""
-
-
-def take_signal(
-    state: InstanceState, name: str, payloads: Sequence[Payload], converter: PayloadConverter, now: float
-) -> InstanceState:
+def take_signal(state: InstanceState, name: str, raw: Sequence[RawValue], now: float) -> InstanceState:
     """The state after one signal, at `now` (epoch seconds). Never raises: what cannot be used is recorded as refused."""
-    values: list[Any] = []
-    try:
-        values = [converter.from_payload(payload) for payload in payloads]
-        return _handler(name)(state, values, now)
-    except SignalRefused as refused:
-        reason = str(refused)
-    except ValidationError as error:
-        reason = _first_error(error)
-    except Exception as error:
-        reason = f"cannot be read: {type(error).__name__}: {error}"
-    return state.rejecting(name, reason[:_LONGEST_REASON], ", ".join(map(repr, values)), now)
+    handlers = {known: partial(_applied, handler, state, now) for known, handler in _HANDLERS.items()}
+    taken = take_in(name, raw, handlers, now)
+    return state.rejecting(taken) if isinstance(taken, RejectedSignal) else taken
 
 
-Handler = Callable[[InstanceState, list[Any], float], InstanceState]
+def _applied(handler: Handler, state: InstanceState, now: float, inputs: Inputs) -> InstanceState:
+    return handler(state, inputs, now)
 
 
-def _handler(name: str) -> Handler:
-    handler = _HANDLERS.get(name)
-    if handler is None:
-        raise SignalRefused(f"unknown signal; known: {', '.join(sorted(_HANDLERS))}")
-    return handler
-
-
-def _only(values: list[Any]) -> Any:
-    if len(values) != 1:
-        raise SignalRefused(f"takes exactly one input, got {len(values)}")
-    return values[0]
-
-
-def _mapping(values: list[Any]) -> dict[str, Any]:
-    value = _only(values)
-    if not isinstance(value, dict):
-        raise SignalRefused(f"takes a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _parsed(kind: type[M], values: list[Any]) -> M:
-    return kind.model_validate_json(_json(_mapping(values)))
-
-
-def _json(value: dict[str, Any]) -> str:
-    """Models are read from JSON, where a list may be a tuple; numbers and booleans stay strict."""
-    return _Anything.model_validate(value).model_dump_json()
-
-
-class _Anything(BaseModel, extra="allow"):
-    """Any JSON object."""
-
-
-def _on_report(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    body, received_at = _stamped(values, now)
+def _on_report(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    body, received_at = _stamped(inputs, now)
     return _merged(state, REPORT_SIGNAL, _reports(state, body, received_at), body, now)
 
 
-def _stamped(values: list[Any], now: float) -> tuple[dict[str, Any], float]:
+def _stamped(inputs: Inputs, now: float) -> tuple[dict[str, Any], float]:
     """A report, bare or wrapped with the time at which the API received it, and when it counts as received."""
-    body = _mapping(values)
+    body = inputs.mapping()
     if "report" not in body:
         return body, now
     wrapped, stamp = body["report"], body.get("received_at")
@@ -120,9 +70,9 @@ def _stamped(values: list[Any], now: float) -> tuple[dict[str, Any], float]:
     return wrapped, arrival(received_at, now)
 
 
-def _on_hardware(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    body, received_at = _stamped(values, now)
-    report = _parsed(HardwareFaultReport, [body])
+def _on_hardware(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    body, received_at = _stamped(inputs, now)
+    report = parsed(HardwareFaultReport, body)
     nodes = [place.node_name for place in state.topology.node_managers]
     if report.node_name not in nodes and all(nodes):
         raise SignalRefused(f"instance {state.instance_id} has no Pod on node {report.node_name!r}")
@@ -132,9 +82,9 @@ def _on_hardware(state: InstanceState, values: list[Any], now: float) -> Instanc
     return _with_hardware(state, state.evidence.hardware.report(fault))
 
 
-def _on_hardware_cleared(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    body, received_at = _stamped(values, now)
-    clear = _parsed(HardwareFaultClear, [body])
+def _on_hardware_cleared(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    body, received_at = _stamped(inputs, now)
+    clear = parsed(HardwareFaultClear, body)
     key = fault_key(clear.node_name, clear.fault_code, clear.npu_name)
     return _with_hardware(state, state.evidence.hardware.clear(key, received_at))
 
@@ -143,18 +93,18 @@ def _with_hardware(state: InstanceState, hardware: HardwareEvidence) -> Instance
     return state.but(evidence=state.evidence.model_copy(update={"hardware": hardware}))
 
 
-def _on_lost(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    manager = _manager(state, values)
+def _on_lost(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    manager = _manager(state, inputs)
     return state.but(lost_node_managers=(*(one for one in state.lost_node_managers if one != manager), manager))
 
 
-def _on_back(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    manager = _manager(state, values)
+def _on_back(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    manager = _manager(state, inputs)
     return state.but(lost_node_managers=tuple(one for one in state.lost_node_managers if one != manager))
 
 
-def _manager(state: InstanceState, values: list[Any]) -> NodeManagerAddress:
-    told = _parsed(NodeManagerWord, values).node_manager
+def _manager(state: InstanceState, inputs: Inputs) -> NodeManagerAddress:
+    told = inputs.parsed(NodeManagerWord).node_manager
     if told not in state.topology.managers:
         raise SignalRefused(f"instance {state.instance_id} has no NodeManager {told}")
     return told
@@ -163,11 +113,11 @@ def _manager(state: InstanceState, values: list[Any]) -> NodeManagerAddress:
 def _reports(state: InstanceState, body: dict[str, Any], received_at: float) -> tuple[Report, ...]:
     """The three forms: ours, Motor's, and the short one of a person."""
     if "reports" in body:
-        pod = _parsed(PodReport, [body])
+        pod = parsed(PodReport, body)
         _require_instance(state, pod.instance_id)
         return from_pod(pod, received_at)
     if "pod_ip" in body:
-        single = _parsed(SoftwareFaultReport, [body])
+        single = parsed(SoftwareFaultReport, body)
         _require_instance(state, single.instance_id)
         return (from_motor(single, received_at),)
     rank, status = body.get("engine_id"), body.get("engine_status")
@@ -176,8 +126,8 @@ def _reports(state: InstanceState, body: dict[str, Any], received_at: float) -> 
     return (from_operator(rank, MotorStatus(status).status, received_at),)
 
 
-def _on_clear(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    body = _mapping(values)
+def _on_clear(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    body = inputs.mapping()
     rank = body.get("engine_id")
     if not _is_integer(rank):
         raise SignalRefused('takes {"engine_id": <rank>}')
@@ -202,7 +152,7 @@ def _merged(state: InstanceState, name: str, reports: tuple[Report, ...], body: 
             if merge is Merge.PROCESS_EXITED and report.sequence is None:
                 refusal = f"the process of rank {report.rank}'s engine is gone, which is final until a rebuild"
         if refusal is not None:
-            state = state.rejecting(name, refusal, repr(body), now)
+            state = state.rejecting(rejected_signal(name, refusal, repr(body), now))
     return state
 
 
@@ -216,34 +166,30 @@ def _refusal(state: InstanceState, report: Report) -> str | None:
     return None
 
 
-def _on_progress(state: InstanceState, values: list[Any], now: float) -> InstanceState:
-    progress = _parsed(StrategyProgress, values)
+def _on_progress(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
+    progress = inputs.parsed(StrategyProgress)
     _require_instance(state, progress.instance_id)
     return took_progress(state, progress, now)
 
 
-def _on_end(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+def _on_end(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
     """While the FaultManager still learns, the end waits: it is judged with what the journals know."""
-    end = _parsed(StrategyEnd, values)
+    end = inputs.parsed(StrategyEnd)
     _require_instance(state, end.instance_id)
     if state.life is Life.LEARNING and state.strategy is None:
         return state.but(deferred_ends=(*state.deferred_ends, end)[-4:])
     return took_end(state, end, now)
 
 
-def _on_config(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+def _on_config(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
     """From now on; a running strategy keeps the one that it was ordered with."""
-    config = _parsed(FaultToleranceConfig, values)
-    try:
-        whole(config)
-    except ValueError as error:
-        raise SignalRefused(str(error)) from error
+    config = whole_config(inputs)
     return state if config == state.config else state.but(config=config, pace_told=None)
 
 
-def _on_terminate(state: InstanceState, values: list[Any], now: float) -> InstanceState:
+def _on_terminate(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
     """Ends an instance, so it is taken only as it is meant: with both of its fields."""
-    removal = _parsed(Removal, values)
+    removal = inputs.parsed(Removal)
     if removal.model_fields_set != set(Removal.model_fields):
         raise SignalRefused('takes {"reason": "…", "stop_engines": true | false}')
     if state.life is Life.ENDING:
@@ -266,9 +212,3 @@ _HANDLERS: Final[dict[str, Handler]] = {
     CONFIG_SIGNAL: _on_config,
     TERMINATE_SIGNAL: _on_terminate,
 }
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])

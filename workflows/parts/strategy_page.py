@@ -12,6 +12,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import StepReport
     from domain.model import Strict
+    from domain.runtime import RejectedSignal
 
 
 class CallMade(Strict):
@@ -27,7 +28,7 @@ class StrategyStatus(Strict):
     steps: tuple[StepReport, ...] = ()
     calls: tuple[CallMade, ...] = ()
     stop_wish: str | None = None
-    ignored_signals: tuple[str, ...] = ()
+    rejected_signals: tuple[RejectedSignal, ...] = ()
 
 
 def waiting(status: StrategyStatus, stop_lands: str = "before the commit point or not at all") -> str:

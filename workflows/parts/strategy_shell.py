@@ -15,20 +15,20 @@ from temporalio import workflow
 from temporalio.common import MetricMeter, RawValue
 from temporalio.exceptions import ApplicationError
 
+from workflows.parts.signal_intake import take_in
 from workflows.parts.strategy_page import CallMade, StrategyStatus
 from workflows.parts.strategy_run import Reporter, StopWish, now
 
 with workflow.unsafe.imports_passed_through():
     from domain.messages.round import StepReport, StrategyOrder
     from domain.messages.strategy import STOP_SIGNAL, StrategyEnd, StrategyKind, StrategyReport
+    from domain.runtime import with_rejected
 
 R = TypeVar("R", bound=StrategyReport)
 S = TypeVar("S", bound=StrategyStatus)
 
 STRATEGIES_ENDED: Final = "autotomy_strategies_ended_total"
 """At the worker's `--metrics-port`, with `kind`, `outcome` and `reason` (docs/metrics.md)."""
-
-_KEPT_SIGNALS = 20
 
 
 class StrategyShell(Generic[S]):
@@ -55,13 +55,12 @@ class StrategyShell(Generic[S]):
         await self.stop.until_done(asyncio.create_task(self.reporter.end(end, summary)))
 
     def take(self, name: str, args: Sequence[RawValue]) -> None:
-        """`stop`, with or without an input; any other signal is kept for people and changes nothing."""
-        if name == STOP_SIGNAL:
-            self.stop.make("signal stop")
+        """`stop`, whatever comes with it; any other signal is kept for people and changes nothing."""
+        refused = take_in(name, args, {STOP_SIGNAL: lambda _: self.stop.make("signal stop")}, now())
+        if refused is None:
             self.show()
         else:
-            ignored = (*self.status.ignored_signals, f"{name} with {len(args)} inputs")
-            self.show(ignored_signals=ignored[-_KEPT_SIGNALS:])
+            self.show(rejected_signals=with_rejected(self.status.rejected_signals, refused))
 
     def called(self, what: str) -> None:
         self.show(calls=(*self.status.calls, CallMade(what=what, at=now())))
