@@ -8,7 +8,7 @@ from domain.topology import NodeManagerAddress
 
 
 def address(index: int) -> NodeManagerAddress:
-    return NodeManagerAddress(ip=f"10.0.0.{index}", port=1026)
+    return NodeManagerAddress(ip=f"10.0.{index // 256}.{index % 256}", port=1026)
 
 
 def test_a_refused_pod_is_named_once_as_long_as_it_asks() -> None:
