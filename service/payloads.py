@@ -8,6 +8,7 @@ they are, so that a person can read them in the Web UI; what anybody sends uncom
 import dataclasses
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 from temporalio.api.common.v1 import Payload
@@ -17,7 +18,9 @@ from temporalio.converter import DataConverter, PayloadCodec
 COMPRESS_FROM_BYTES: Final = 128 * 1024
 """The topology of an instance of 320 ranks, 50 kB, is still readable in the Web UI."""
 
-_ENCODING: Final = b"binary/zlib"
+PACKED: Final = b"binary/zlib"
+"""The encoding that a packed payload is marked with."""
+
 _LEVEL: Final = 1
 _LARGEST_BYTES: Final = 256 * 1024 * 1024
 
@@ -29,14 +32,17 @@ class LargePayloads(PayloadCodec):
         return [_packed(payload) if len(payload.data) >= COMPRESS_FROM_BYTES else payload for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        return [_unpacked(payload) if payload.metadata.get("encoding") == _ENCODING else payload for payload in payloads]
+        return [unpacked(payload) for payload in payloads]
 
 
 def _packed(payload: Payload) -> Payload:
-    return Payload(metadata={"encoding": _ENCODING}, data=zlib.compress(payload.SerializeToString(), _LEVEL))
+    return Payload(metadata={"encoding": PACKED}, data=zlib.compress(payload.SerializeToString(), _LEVEL))
 
 
-def _unpacked(payload: Payload) -> Payload:
+def unpacked(payload: Payload) -> Payload:
+    """The payload as it was before it was packed, if it was. Raises `ValueError` for one that is damaged."""
+    if payload.metadata.get("encoding") != PACKED:
+        return payload
     unpacking = zlib.decompressobj()
     try:
         content = unpacking.decompress(payload.data, _LARGEST_BYTES)
@@ -47,5 +53,10 @@ def _unpacked(payload: Payload) -> Payload:
     return Payload.FromString(content)
 
 
-data_converter: Final[DataConverter] = dataclasses.replace(pydantic_data_converter, payload_codec=LargePayloads())
-"""The converter of every client and worker of ours."""
+@cache
+def data_converter() -> DataConverter:
+    """The converter of everybody: clients, workers, and whoever reads a history.
+
+    What `LargePayloads` packs may change; what it can unpack may not: a history keeps its payloads as they were written.
+    """
+    return dataclasses.replace(pydantic_data_converter, payload_codec=LargePayloads())

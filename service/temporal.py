@@ -159,7 +159,7 @@ async def _attempt(settings: ClientConnectConfig, timeout_sec: float, runtime: R
         async with asyncio.timeout(timeout_sec):
             return await Client.connect(
                 **settings,
-                data_converter=data_converter,
+                data_converter=data_converter(),
                 interceptors=[_QueriesAskAgain()],
                 runtime=runtime,
                 identity=identity,

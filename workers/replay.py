@@ -18,11 +18,11 @@ from typing import Final
 
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from domain.model import Strict
 from service.leave import leave
+from service.payloads import data_converter
 from workers.controller_worker import WORKFLOWS
 from workers.workflow_runner import workflow_runner
 
@@ -54,7 +54,7 @@ class ReplayReport(Strict):
 
 def replayer(workflows: Sequence[type] = WORKFLOWS) -> Replayer:
     """What replays in the same sandbox and with the same converter as our workers."""
-    return Replayer(workflows=list(workflows), workflow_runner=workflow_runner(), data_converter=pydantic_data_converter)
+    return Replayer(workflows=list(workflows), workflow_runner=workflow_runner(), data_converter=data_converter())
 
 
 async def replay(files: Iterable[Path], workflows: Sequence[type] = WORKFLOWS) -> ReplayReport:

@@ -6,11 +6,13 @@ A history is what Temporal keeps of a workflow; code that is rolled out while wo
 the code did that wrote it. The files here are replayed in `make test`. When a replay goes red, the change needs a patch
 (docs/changing-workflows.md); the files are written anew only when no history of that age can be running any more.
 
-Of all runs with the same outcome the shortest is kept. Left out are stand-ins that tests use in place of a workflow, runs
+Of all runs with the same outcome the shortest is kept; one with a payload so large that it was packed counts apart ("-large").
+Left out are stand-ins that tests use in place of a workflow, runs
 that continued as new (tests bring that about by a lower limit than production's) and those that still run. Names of machines,
 process ids and stack traces are taken out: they play no part in a replay.
 """
 
+import base64
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHistory
 
+from service.payloads import PACKED, unpacked
 from workers.controller_worker import WORKFLOWS
 
 DIRECTORY: Final = Path(__file__).parent
@@ -80,7 +83,12 @@ def _name(history: WorkflowHistory, execution: WorkflowExecution) -> str:
     status = execution.status.name.lower() if execution.status is not None else "unknown"
     reason = _reason(history)
     strategies = "+".join(dict.fromkeys(_children(history))) if reason is None else None
-    return "-".join(part for part in (execution.workflow_type, status, reason, strategies) if part)
+    large = "large" if has_packed_payloads(history) else None
+    return "-".join(part for part in (execution.workflow_type, status, reason, strategies, large) if part)
+
+
+def has_packed_payloads(history: WorkflowHistory) -> bool:
+    return base64.b64encode(PACKED).decode() in history.to_json()
 
 
 def _reason(history: WorkflowHistory) -> str | None:
@@ -94,7 +102,7 @@ def _reason(history: WorkflowHistory) -> str | None:
     else:
         return None
     for payload in payloads:
-        report = json.loads(payload.data)
+        report = json.loads(unpacked(payload).data)
         if isinstance(report, dict) and isinstance(report.get("reason"), str):
             return str(report["reason"])
     return None

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
 from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
@@ -13,17 +11,12 @@ from tests.activities.fake_pods import fast_config, hang, healthy, refuse
 from tests.eventually import eventually
 from tests.workflows.strategy_world import STRATEGIES, StrategyWorld, round_report, strategy_worker, strategy_world
 from tests.workflows.test_instance_reconfiguration import order as rebuild_order
-from workers.workflow_runner import workflow_runner
+from workers.replay import replayer
 
 
 async def replay(history: WorkflowHistory) -> Exception | None:
     """What the replayer objects to, or None."""
-    replayer = Replayer(
-        workflows=STRATEGIES,
-        workflow_runner=workflow_runner(),
-        data_converter=pydantic_data_converter,
-    )
-    return (await replayer.replay_workflow(history, raise_on_replay_failure=False)).replay_failure
+    return (await replayer(STRATEGIES).replay_workflow(history, raise_on_replay_failure=False)).replay_failure
 
 
 async def succeeded(world: StrategyWorld) -> "WorkflowHandle[Any, Any]":

@@ -13,13 +13,13 @@ from typing import Final
 
 from pydantic import ValidationError
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowFailureError
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from domain.messages.round import RoundReport
 from domain.model import Tolerant
 from lab.stack.environment import base_environment
+from service.temporal import TemporalUnavailable, connect_within
 
 ROUND_PREFIX: Final = "scale-down-"
 _LIMIT_SEC: Final = 20.0
@@ -41,10 +41,10 @@ async def export_histories(address: str, namespace: str, directory: Path) -> His
     found = Histories()
     try:
         async with asyncio.timeout(_LIMIT_SEC):
-            client = await Client.connect(address, namespace=namespace, data_converter=pydantic_data_converter)
+            client = await connect_within(_LIMIT_SEC, {"target_host": address, "namespace": namespace})
             async for execution in client.list_workflows():
                 await _export(client, execution, directory, found)
-    except (RPCError, RuntimeError, TimeoutError) as error:
+    except (RPCError, TemporalUnavailable, RuntimeError, TimeoutError) as error:
         found.missing.append(f"{type(error).__name__}: {error}")
     found.reports.sort(key=lambda report: report.generation)
     return found

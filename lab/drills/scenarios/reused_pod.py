@@ -10,7 +10,6 @@ as if nothing had been.
 from typing import Final
 
 from temporalio.client import Client, WorkflowExecutionStatus
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.instance.evidence import Evidence
@@ -26,6 +25,7 @@ from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
 from lab.drills.judge.processes import kept_pods
 from lab.drills.scenarios.scale_down import AFTER_GUARD
 from lab.drills.script.scene import Scene
+from service.temporal import connect_within
 from service.workflow_starts import ensure_running
 
 VICTIM: Final = 1
@@ -43,7 +43,7 @@ async def two_rounds_want_one_pod(scene: Scene) -> None:
     scene.kill_workers(VICTIM)
     await scene.failpoints.wait_for(AFTER_GUARD, within_sec=_WITHIN_SEC)
     address, namespace = scene.stack.addresses.temporal_address, scene.stack.addresses.temporal_namespace
-    client = await Client.connect(address, namespace=namespace, data_converter=pydantic_data_converter)
+    client = await connect_within(_WITHIN_SEC, {"target_host": address, "namespace": namespace})
     scene.step(f"a FaultManager of instance {FORMER} believes the same Pods its own, and hears of a fault")
     await _former_instance(scene, client)
     await _until_failed(scene, client, StrategyKind.SCALE_DOWN, GENERATION + 1)
