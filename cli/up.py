@@ -17,10 +17,11 @@ from domain.errors import ConfigError
 from lab.stack.client import Stack
 from lab.stack.launch import resumable
 from lab.stack.lost import DownReport, stop_lost
-from lab.stack.processes import ProcessIdentity, carriers, own_identity, sweep
+from lab.stack.processes import carriers, sweep
 from lab.stack.record import EventKind, StackEvent, StackState
 from lab.stack.run_dir import RunDir, default_run_dir
 from lab.stack.spec import StackSpec
+from service.process_identity import ProcessIdentity, own_identity
 
 _WORDS: Final = {
     EventKind.STARTED: "started",

@@ -11,8 +11,8 @@ from domain.secrecy import shown_command
 from dp_supervisor.rules import Look, Rules
 from dp_supervisor.server_command import ServerPlan
 from engine.client import EngineClient
-from engine.identity import ProcessIdentity, ProcessStat
 from engine.process import Loss, ProcessTree, code_text
+from service.process_identity import ProcessIdentity, ProcessStat
 
 log = logging.getLogger(__name__)
 

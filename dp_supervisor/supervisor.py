@@ -21,7 +21,7 @@ from dp_supervisor.rank_server import RankServer
 from dp_supervisor.rules import Look, Rules, Standing, Stop, StopReason, after_sweep, before_ready
 from dp_supervisor.server_command import plan_servers
 from engine.client import EngineClient
-from engine.identity import process_table
+from service.process_identity import process_table
 from service.stop import Stopped, unless_stopped
 
 log = logging.getLogger(__name__)

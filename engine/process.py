@@ -29,15 +29,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from engine.identity import (
+from service.process_identity import (
     ProcessIdentity,
     ProcessStat,
     command_line,
     has_ended,
     open_pidfd,
-    pidfd_of,
     process_table,
-    send_signal,
+    signal_process,
 )
 
 log = logging.getLogger(__name__)
@@ -217,7 +216,7 @@ class ProcessTree:
         while living := self._living(process_table()):
             for identity in living:
                 if identity not in signalled:
-                    _signal_process(identity, number)
+                    signal_process(identity, number)
                     signalled.add(identity)
             if time.monotonic() >= deadline:
                 return False
@@ -295,12 +294,6 @@ class ProcessTree:
     def _reap(self) -> None:
         if self._child is not None:
             self._child.poll()
-
-
-def _signal_process(identity: ProcessIdentity, number: signal.Signals) -> None:
-    with pidfd_of(identity) as pidfd:
-        if pidfd is not None:
-            send_signal(pidfd, number)
 
 
 def code_text(code: int) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from domain.model import Strict
-from engine.identity import boot_id
+from service.process_identity import boot_id
 
 
 class BootTime(Strict):

@@ -22,7 +22,6 @@ from domain.errors import AutotomyError
 from domain.messages.node_manager import NodeManagerReason, StartReply, StartRequest
 from domain.topology import Endpoint
 from engine.client import EngineClient
-from engine.identity import ProcessIdentity, process_table
 from engine.process import Loss, ProcessTree
 from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.engines import Engines
@@ -35,6 +34,7 @@ from node_manager.reporter import Reporter
 from node_manager.sightings import Sightings
 from node_manager.transactions import CommandRefused, Transactions
 from service.failpoints import failpoint
+from service.process_identity import ProcessIdentity, process_table
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import FtPacing
 from domain.messages.registration import Hold, RegisterReply, RegisterRequest
-from engine.identity import own_identity
 from node_manager.arbiter import Arbiter
 from node_manager.boot_clock import Clock, boot_time
 from node_manager.config import NodeManagerConfig
@@ -32,6 +31,7 @@ from node_manager.transactions import Transactions
 from service.loops import Renewed
 from service.metrics import NAMESPACE, new_registry
 from service.one_exchange import one_exchange_client
+from service.process_identity import own_identity
 
 log = logging.getLogger(__name__)
 

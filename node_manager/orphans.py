@@ -10,8 +10,8 @@ Each engine carries in its environment whose it is, so that it can be found by w
 
 from typing import Final
 
-from engine.identity import ProcessStat, environment_of, process_table
 from node_manager.journal import EngineRecord
+from service.process_identity import ProcessStat, environment_of, process_table
 
 OWNER_VARIABLE: Final = "AUTOTOMY_ENGINE_OF"
 """`<pod ip>:<port>/<rank>`: the NodeManager that started an engine, and as which rank."""

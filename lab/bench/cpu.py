@@ -7,11 +7,9 @@ from typing import Final
 
 from domain.model import Strict
 from lab.stack.client import Stack
+from service.process_identity import cpu_sec
 
-_TICKS_PER_SEC: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_UTIME: Final = 11
-_STIME: Final = 12
 
 
 class Usage(Strict):
@@ -30,12 +28,11 @@ def usage(stack: Stack) -> Usage:
             continue
         kind = str(process.kind)
         try:
-            place = Path("/proc") / str(process.identity.pid)
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            pages = int((place / "statm").read_text().split()[1])
+            used = cpu_sec(process.identity.pid)
+            pages = int(Path(f"/proc/{process.identity.pid}/statm").read_text().split()[1])
         except OSError:
             continue
-        cpu[kind] = cpu.get(kind, 0.0) + (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_SEC
+        cpu[kind] = cpu.get(kind, 0.0) + used
         memory[kind] = memory.get(kind, 0.0) + pages * _PAGE_BYTES / 2**20
     return Usage(cpu_sec=cpu, memory_mib=memory)
 

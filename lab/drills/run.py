@@ -42,10 +42,10 @@ from lab.drills.report.picture import write_picture
 from lab.drills.script.failpoints import FailpointDriver
 from lab.drills.script.scene import Scene
 from lab.stack.client import Stack
-from lab.stack.processes import own_identity
 from lab.stack.record import EventKind, StackEvent
 from lab.stack.run_dir import RunDir
 from lab.stack.spec import StackSpec
+from service.process_identity import own_identity
 
 WARM_UP_OK: Final = 12
 """Requests that must have succeeded before anything is injected."""

@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from lab.stack.processes import ProcessIdentity
 from lab.stack.run_dir import RunDir
 from lab.stack.supervisor import Supervisor
 from service.leave import leave
 from service.process import run_process
+from service.process_identity import ProcessIdentity
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.stack", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="directory with spec.json, written by whoever starts this")
     parser.add_argument(
-        "--owner", type=ProcessIdentity.parse, metavar="PID:START_TIME", help="stop everything when this process ends"
+        "--owner", type=ProcessIdentity.parse, metavar="BOOT:PID:START", help="stop everything when this process ends"
     )
     parser.add_argument("--lock", type=int, metavar="FD", help="the directory's lock, inherited (default: take it)")
     parser.add_argument(

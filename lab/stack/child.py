@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lab.stack.processes import ProcessIdentity, identity_of
 from lab.stack.record import EventKind, ProcessKind, ProcessRecord, ProcessState
 from lab.stack.waiting import until_readable
+from service.process_identity import ProcessIdentity, identity_of
 
 _FIRST_PAUSE_SEC: Final = 0.2
 _LONGEST_PAUSE_SEC: Final = 5.0
@@ -87,7 +87,7 @@ class Child:
             kind=self.plan.kind,
             state=self.state,
             pid=self.pid,
-            start_time=self.identity.start_time if self.identity is not None else None,
+            incarnation=str(self.identity) if self.identity is not None else None,
             restarts=self.restarts,
             last_exit=self.last_exit,
             url=self.plan.url,

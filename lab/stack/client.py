@@ -34,7 +34,7 @@ from lab.stack import control
 from lab.stack.errors import NoStack
 from lab.stack.launch import OnEvent, prepare, prepare_to_resume, read_events, resumable, spawn_supervisor, until_ready
 from lab.stack.lost import DownReport, refuse_if_lost
-from lab.stack.processes import Carrier, ProcessIdentity, carriers, identity_of, is_running, own_identity, send, sweep
+from lab.stack.processes import Carrier, carriers, sweep
 from lab.stack.readiness import published_ranks
 from lab.stack.record import (
     EnginePlace,
@@ -48,6 +48,7 @@ from lab.stack.record import (
 from lab.stack.run_dir import LaunchOrder, RunDir
 from lab.stack.spec import StackSpec
 from lab.stack.waiting import until_gone
+from service.process_identity import ProcessIdentity, identity_of, is_running, own_identity, signal_process
 
 _LOOK_PAUSE_SEC: Final = 0.05
 _SUPERVISOR_SPEAKS_SEC: Final = 15.0
@@ -335,13 +336,13 @@ class Stack:
             return False
         with contextlib.suppress(control.SupervisorUnreachable, control.ControlRefused):
             await control.ask(self.run_dir.path, control.Down())
-        send(identity, signal.SIGTERM)  # it may not listen yet
+        signal_process(identity, signal.SIGTERM)  # it may not listen yet
         try:
             async with asyncio.timeout(_DOWN_LIMIT_SEC):
                 await until_gone(identity)
             return True
         except TimeoutError:
-            send(identity, signal.SIGKILL)
+            signal_process(identity, signal.SIGKILL)
             await until_gone(identity)
             return False
         finally:

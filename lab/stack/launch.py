@@ -13,9 +13,10 @@ from typing import Final
 from domain.errors import ConfigError
 from lab.stack.environment import base_environment
 from lab.stack.errors import StartFailed
-from lab.stack.processes import ENGINE_PREFIX, ProcessIdentity, carriers, run_ids_in, sweep
+from lab.stack.processes import ENGINE_PREFIX, carriers, run_ids_in, sweep
 from lab.stack.record import EventKind, StackEvent, StackState
 from lab.stack.run_dir import LaunchOrder, RunDir
+from service.process_identity import ProcessIdentity
 
 OnEvent = Callable[[StackEvent], None]
 

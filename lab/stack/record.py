@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from domain.model import Strict
 from domain.topology import NodeManagerAddress, Topology
-from lab.stack.processes import ProcessIdentity
+from service.process_identity import ProcessIdentity
 
 
 class ProcessKind(StrEnum):
@@ -38,13 +38,13 @@ class StackState(StrEnum):
 
 
 class ProcessRecord(Strict):
-    """One supervised process. `pid` and `start_time` are those of its current life, None between two lives."""
+    """One supervised process. `pid` and `incarnation` are those of its current life, None between two lives."""
 
     name: str
     kind: ProcessKind
     state: ProcessState = ProcessState.STARTING
     pid: int | None = None
-    start_time: int | None = None
+    incarnation: str | None = None
     restarts: int = 0
     last_exit: int | None = None
     """Exit code of the life before, negative for a signal."""
@@ -55,9 +55,7 @@ class ProcessRecord(Strict):
 
     @property
     def identity(self) -> ProcessIdentity | None:
-        if self.pid is None or self.start_time is None:
-            return None
-        return ProcessIdentity(self.pid, self.start_time)
+        return ProcessIdentity.parse(self.incarnation) if self.incarnation is not None else None
 
 
 class CoordinatorPlace(Strict):
@@ -130,7 +128,7 @@ class StackRecord(Strict):
     run_dir: str
     started_at: str
     supervisor_pid: int
-    supervisor_start_time: int
+    supervisor_incarnation: str
     owner_pid: int | None = None
     instance_id: int
     addresses: StackAddresses | None = None
@@ -142,7 +140,7 @@ class StackRecord(Strict):
 
     @property
     def supervisor(self) -> ProcessIdentity:
-        return ProcessIdentity(self.supervisor_pid, self.supervisor_start_time)
+        return ProcessIdentity.parse(self.supervisor_incarnation)
 
 
 class EventKind(StrEnum):

@@ -28,11 +28,12 @@ from lab.stack.environment import base_environment
 from lab.stack.errors import PortTaken, StartFailed
 from lab.stack.plan import StackPlan, plan_stack
 from lab.stack.ports import PortLease
-from lab.stack.processes import ProcessIdentity, own_identity, sweep
+from lab.stack.processes import sweep
 from lab.stack.readiness import Progress, declare, until_all_answer, until_published
 from lab.stack.record import EventKind, ProcessKind, StackEvent, StackRecord, StackState
 from lab.stack.run_dir import LaunchOrder, RunDir
 from lab.stack.waiting import cancelled, until_gone
+from service.process_identity import ProcessIdentity, own_identity
 from service.stop import Stopped, unless_stopped
 
 _PLAN_ATTEMPTS: Final = 3
@@ -338,7 +339,7 @@ class Supervisor:
             run_dir=str(self._run_dir),
             started_at=self._started_at,
             supervisor_pid=me.pid,
-            supervisor_start_time=me.start_time,
+            supervisor_incarnation=str(me),
             owner_pid=self._owner.pid if self._owner is not None else None,
             instance_id=self._spec.instance_id,
             addresses=self._plan.addresses if self._plan is not None else None,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from lab.stack.processes import ProcessIdentity, opened
+from service.process_identity import ProcessIdentity, pidfd_of
 
 
 async def until_readable(pidfd: int) -> None:
@@ -18,7 +18,7 @@ async def until_readable(pidfd: int) -> None:
 
 async def until_gone(identity: ProcessIdentity) -> None:
     """Return when exactly that process has exited, at once if it has already."""
-    with opened(identity) as pidfd:
+    with pidfd_of(identity) as pidfd:
         if pidfd is not None:
             await until_readable(pidfd)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.identity import ProcessIdentity, boot_id, open_pidfd, process_table, read_stat
 from engine.process import Loss, MemberRole, ProcessTree
+from service.process_identity import ProcessIdentity, boot_id, open_pidfd, process_table, read_stat
 from tests.eventually import eventually
 
 ENGINE = """
@@ -222,10 +222,3 @@ async def test_a_remembered_pid_that_is_somebody_else_now_is_never_touched(trees
             assert await tree.terminate(0.0)
         assert alive(root)
         assert alive(worker)
-
-
-def test_identity_is_its_text() -> None:
-    own = ProcessIdentity.of(os.getpid())
-    assert ProcessIdentity.parse(str(own)) == own
-    with pytest.raises(ValueError, match="not enough values"):
-        ProcessIdentity.parse("nonsense")

@@ -12,11 +12,11 @@ import httpx
 
 from domain.errors import ConfigError
 from domain.messages.node_manager import FT_PREFIX
-from engine.identity import ProcessIdentity, open_pidfd
 from node_manager.app import node_manager_app
 from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.node import NodeManager
 from service.http import bind, serve_socket
+from service.process_identity import ProcessIdentity, open_pidfd
 from tests.engine.fake_engine import FakeEngine
 from tests.eventually import eventually
 from tests.node_manager.controller import FakeController

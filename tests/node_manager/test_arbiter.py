@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from engine.identity import ProcessIdentity
 from node_manager.arbiter import Arbiter
+from service.process_identity import ProcessIdentity
 from tests.engine.fake_engine import FakeEngine
 from tests.eventually import eventually
 from tests.node_manager.controller import FakeController

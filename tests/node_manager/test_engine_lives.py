@@ -8,9 +8,9 @@ import pytest
 
 from domain.errors import ConfigError
 from domain.messages.node_manager import StartRequest
-from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
 from node_manager.journal import Journal
+from service.process_identity import ProcessIdentity
 from tests.engine.fake_engine import FakeEngine
 from tests.eventually import eventually
 from tests.listening import free_port

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from domain.messages.node_manager import FT_PREFIX
-from engine.identity import ProcessIdentity, process_table
+from service.process_identity import ProcessIdentity, process_table
 from tests.eventually import eventually
 from tests.listening import free_port
 from tests.node_manager.controller import DEAD, HEALTHY, UNHEALTHY, FakeController

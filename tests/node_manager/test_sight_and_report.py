@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.identity import ProcessIdentity
 from node_manager.config import EngineSpec
 from node_manager.managed_engine import ManagedEngine
+from service.process_identity import ProcessIdentity
 from tests.engine.fake_engine import FakeEngine, serving
 from tests.eventually import eventually
 from tests.listening import free_port

@@ -15,8 +15,8 @@ from lab.drills.restart.cell_drills import BACK_AFTER_SEC
 from lab.drills.restart.cells import SURVIVORS_NODE_MANAGER, Point
 from lab.drills.restart.pod_cells import PodCell, PodEnd
 from lab.drills.script.scene import Scene
-from lab.stack.processes import send
 from lab.stack.spec import FIRST_REGISTERED_ID, EngineSpec, StackSpec
+from service.process_identity import signal_process
 
 _LOST: Final = 1
 _SURVIVOR: Final = 3
@@ -117,7 +117,7 @@ async def _kill_engine(scene: Scene, rank: int) -> None:
     at = time.monotonic()
     found = scene.stack.engine_processes(rank)
     for carrier in found:
-        send(carrier.identity, signal.SIGKILL)
+        signal_process(carrier.identity, signal.SIGKILL)
     pids = " ".join(str(carrier.pid) for carrier in found)
     what = f"SIGKILL of rank {rank}'s engine with it: the whole Pod is gone"
     scene.record_injection(at, what, f"kill -KILL {pids}", (rank,), begins_episode=False)

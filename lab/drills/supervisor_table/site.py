@@ -22,8 +22,8 @@ from lab.drills.record.engine_log import EngineLife, read_lives
 from lab.drills.supervisor_table.experiment import RANKS, THRESHOLD, Clock, Column, SupervisorRules
 from lab.stack.environment import base_environment
 from lab.stack.ports import PortLease
-from lab.stack.processes import RUN_ID_VARIABLE, carriers, own_identity, stop_processes, sweep
-from lab.stack.processes import identity_of as process_identity
+from lab.stack.processes import RUN_ID_VARIABLE, carriers, stop_processes, sweep
+from service.process_identity import identity_of, own_identity
 
 MODEL: Final = "simulated"
 _POD_IPS: Final = {"pool-a": "127.0.0.2", "pool-b": "127.0.0.3"}
@@ -160,7 +160,7 @@ class Site:
         """Ends everything in order; what was left of it afterwards, ended too. Asked again, the same answer."""
         if self._left is not None:
             return self._left
-        identities = [process_identity(process.pid) for process in self._processes]
+        identities = [identity_of(process.pid) for process in self._processes]
         running = [identity for identity in identities if identity is not None]
         await asyncio.to_thread(stop_processes, running, grace_sec=_STOP_SEC)
         for process in self._processes:

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from service.process_identity import read_stat
 from tests.eventually import eventually
 from tests.listening import free_port
 
@@ -27,11 +28,8 @@ GRACE_SEC = 15.0
 
 def process_runs(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    stat = read_stat(pid)
+    return stat is not None and not stat.ended
 
 
 class Rank:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.process_identity import cpu_sec
 from tests.eventually import eventually
 from tests.lab.simulator.ranks import Rank, all_become, apply_all, instance, process_runs
 from tests.listening import free_port
@@ -214,10 +214,6 @@ def test_help_says_that_this_is_not_vllm() -> None:
 
 
 async def test_idle_processes_use_next_to_no_cpu_and_start_cheaply(tmp_path: Path) -> None:
-    def cpu_sec(pid: int) -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     async with instance(tmp_path, size=1) as ranks:
         pids = [ranks[0].process.pid, ranks[0].worker_pid]
         at_start = [cpu_sec(pid) for pid in pids]

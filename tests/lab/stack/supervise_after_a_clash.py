@@ -7,10 +7,10 @@ from pathlib import Path
 
 from lab.stack.plan import StackPlan, plan_stack
 from lab.stack.ports import PortLease
-from lab.stack.processes import ProcessIdentity
 from lab.stack.run_dir import LaunchOrder, RunDir
 from lab.stack.supervisor import Supervisor
 from service.process import run_process
+from service.process_identity import ProcessIdentity
 
 strangers: list[socket.socket] = []
 

@@ -13,15 +13,10 @@ import pytest
 from lab.stack.processes import (
     RUN_ID_VARIABLE,
     Carrier,
-    ProcessIdentity,
     carriers,
-    identity_of,
-    is_running,
-    own_identity,
-    send,
-    stop_processes,
     sweep,
 )
+from service.process_identity import identity_of
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -92,25 +87,6 @@ def test_sweep_spares_whom_it_is_told_to_spare(spawn: Spawn, run_id: str) -> Non
     assert [c.pid for c in sweep(run_id, pod="pod-1")] == []
     assert [c.pid for c in sweep(run_id, spare=frozenset({spared.pid}))] == [other.pid]
     assert [c.pid for c in carriers(run_id)] == [spared.pid]
-
-
-def test_an_identity_is_of_one_life_only(spawn: Spawn) -> None:
-    process = spawn("sleep", "100")
-    identity = identity_of(process.pid)
-    assert identity is not None
-    assert is_running(identity)
-    stranger = ProcessIdentity(identity.pid, identity.start_time + 1)
-    assert not is_running(stranger)
-    assert not send(stranger, signal.SIGKILL)
-    stop_processes([stranger], grace_sec=0.1)
-    assert process.poll() is None
-    assert send(identity, signal.SIGKILL)
-    process.wait(5)
-    assert not is_running(identity)
-
-
-def test_identities_survive_being_written_down() -> None:
-    assert ProcessIdentity.parse(str(own_identity())) == own_identity()
 
 
 def test_the_watcher_sweeps_when_its_supervisor_is_killed(spawn: Spawn, run_id: str) -> None:

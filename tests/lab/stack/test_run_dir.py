@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,23 +17,26 @@ from lab.stack.environment import base_environment
 from lab.stack.errors import NoStack, RecordLost, StartFailed, StopFailed
 from lab.stack.launch import prepare, spawn_supervisor, until_ready
 from lab.stack.lost import stop_lost
-from lab.stack.processes import RUN_ID_VARIABLE, identity_of
+from lab.stack.processes import RUN_ID_VARIABLE
 from lab.stack.record import StackRecord, StackState
 from lab.stack.run_dir import LaunchOrder, RunDir, RunDirInUse, default_run_dir
 from lab.stack.spec import StackSpec
+from service.process_identity import ProcessIdentity, identity_of, own_identity
 
 ORDER = LaunchOrder(run_id="0123456789abcdef", spec=StackSpec())
+FORMER_LIFE = replace(own_identity(), start_ticks=1)
+"""Of a process whose pid is this one's now."""
 
 
-def record(run_dir: RunDir, pid: int, start_time: int, state: StackState = StackState.READY) -> StackRecord:
+def record(run_dir: RunDir, supervisor: ProcessIdentity, state: StackState = StackState.READY) -> StackRecord:
     return StackRecord(
         name="local",
         run_id=ORDER.run_id,
         state=state,
         run_dir=str(run_dir),
         started_at="",
-        supervisor_pid=pid,
-        supervisor_start_time=start_time,
+        supervisor_pid=supervisor.pid,
+        supervisor_incarnation=str(supervisor),
         instance_id=7,
     )
 
@@ -91,14 +95,14 @@ def test_attach_says_that_nothing_was_ever_there(tmp_path: Path) -> None:
 
 def test_attach_says_that_the_stack_was_stopped(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    run_dir.write_record(record(run_dir, os.getpid(), 1, StackState.STOPPED))
+    run_dir.write_record(record(run_dir, FORMER_LIFE, StackState.STOPPED))
     with pytest.raises(NoStack, match="is stopped; nothing of it is left"):
         Stack.attach(tmp_path)
 
 
 def test_attach_says_that_a_crash_left_something(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    run_dir.write_record(record(run_dir, os.getpid(), 1))
+    run_dir.write_record(record(run_dir, FORMER_LIFE))
     left = subprocess.Popen(["sleep", "100"], env={**os.environ, RUN_ID_VARIABLE: ORDER.run_id})
     try:
         with pytest.raises(NoStack, match="gone without having been stopped; 1 processes of it are left"):
@@ -111,7 +115,7 @@ def test_attach_says_that_a_crash_left_something(tmp_path: Path) -> None:
 def test_a_new_start_in_a_crashed_directory_stops_what_was_left_there(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.create()
-    run_dir.write_record(record(run_dir, os.getpid(), 1))
+    run_dir.write_record(record(run_dir, FORMER_LIFE))
     (run_dir.state / "journal.sqlite").write_text("old")
     left = subprocess.Popen(["sleep", "100"], env={**os.environ, RUN_ID_VARIABLE: ORDER.run_id})
     os.close(prepare(run_dir, ORDER))
@@ -133,7 +137,7 @@ def test_the_record_of_a_running_supervisor_is_attached_to(tmp_path: Path) -> No
         identity = identity_of(running.pid)
         assert identity is not None
         run_dir.write_order(ORDER)
-        run_dir.write_record(record(run_dir, identity.pid, identity.start_time))
+        run_dir.write_record(record(run_dir, identity))
         assert Stack.attach(tmp_path).run_id == ORDER.run_id
     finally:
         running.communicate(b"\n")

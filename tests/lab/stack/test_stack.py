@@ -18,10 +18,11 @@ from lab.stack.control import ControlRefused
 from lab.stack.environment import base_environment
 from lab.stack.errors import StartFailed
 from lab.stack.launch import prepare
-from lab.stack.processes import ProcessIdentity, carriers, is_running, own_identity
+from lab.stack.processes import carriers
 from lab.stack.record import EventKind, ProcessState, StackState
 from lab.stack.run_dir import LaunchOrder, RunDir, RunDirInUse
 from lab.stack.spec import FixedPorts, StackSpec
+from service.process_identity import ProcessIdentity, is_running, own_identity
 from tests.eventually import eventually
 
 HERE = Path(__file__).parent

@@ -4,6 +4,8 @@ A pid is a number that the kernel gives to somebody else later. A process is nam
 "<boot id>:<pid>:<start time>", which no two processes of a machine ever share, and it is touched only through a *pidfd*:
 a handle that keeps meaning the same process, whatever becomes of its number. Opening one by pid leaves a gap between
 the check and the opening, so the start time is read again after opening.
+
+Standard library only: what cleans up after a killed installation is built from this alone (`lab.stack.watcher`).
 """
 
 import contextlib
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
+_TICKS_PER_SEC: Final = os.sysconf("SC_CLK_TCK")
 _STAT_BYTES: Final = 4096
 """More than 52 numbers and a name of 64 characters at most ever take."""
 
@@ -49,7 +52,7 @@ class ProcessStat:
         return ProcessIdentity(boot_id(), self.pid, self.start_ticks)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class ProcessIdentity:
     """One process, for ever. Its text form is an engine's *incarnation* (contracts §2)."""
 
@@ -69,10 +72,16 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity":
         """The process that has this pid now. Raises `ProcessLookupError` if none has."""
-        stat = read_stat(pid)
-        if stat is None:
+        identity = identity_of(pid)
+        if identity is None:
             raise ProcessLookupError(pid)
-        return stat.identity
+        return identity
+
+
+def identity_of(pid: int) -> ProcessIdentity | None:
+    """The process that has this pid now, None if none has. A zombie still has it."""
+    stat = read_stat(pid)
+    return stat.identity if stat is not None else None
 
 
 def own_identity() -> ProcessIdentity:
@@ -82,12 +91,27 @@ def own_identity() -> ProcessIdentity:
 
 def read_stat(pid: int) -> ProcessStat | None:
     """The stat line of a pid, or None where there is no such process (any more)."""
+    fields = _stat_fields(pid)
+    if not fields:
+        return None
+    return ProcessStat(pid=pid, state=fields[0], parent=int(fields[1]), session=int(fields[3]), start_ticks=int(fields[19]))
+
+
+def cpu_sec(pid: int) -> float:
+    """CPU seconds that a process has used, of its own and in the kernel. Raises `ProcessLookupError` if there is none."""
+    fields = _stat_fields(pid)
+    if not fields:
+        raise ProcessLookupError(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SEC
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """What follows the name, which may hold anything: proc(5) counts the first of these as 3. Empty: no such process."""
     try:
         text = _stat_line(pid).decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    fields = text[text.rfind(")") + 2 :].split()
-    return ProcessStat(pid=pid, state=fields[0], parent=int(fields[1]), session=int(fields[3]), start_ticks=int(fields[19]))
+        return []
+    return text[text.rfind(")") + 2 :].split()
 
 
 def _stat_line(pid: int) -> bytes:
@@ -99,19 +123,29 @@ def _stat_line(pid: int) -> bytes:
         os.close(line)
 
 
+def all_pids() -> list[int]:
+    """Of every process that this one can see, as they are listed now."""
+    return [int(name) for name in os.listdir(_PROC) if name.isdecimal()]  # noqa: PTH208  only names wanted
+
+
 def process_table() -> dict[int, ProcessStat]:
     """Every process that this one can see, by pid. One pass over /proc: some ms for a few hundred processes."""
-    found = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208  only names wanted
+    found = map(read_stat, all_pids())
     return {stat.pid: stat for stat in found if stat is not None}
+
+
+def command_words(pid: int) -> tuple[str, ...]:
+    """The words of the command line; none where there is no such process (any more)."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ()
+    return tuple(word.decode(errors="replace") for word in raw.rstrip(b"\0").split(b"\0"))
 
 
 def command_line(pid: int) -> str:
     """The command line (or the title that the process gave itself), "" where there is none."""
-    try:
-        raw = (_PROC / str(pid) / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
-    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+    return " ".join(command_words(pid)).strip()
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -150,16 +184,29 @@ def pidfd_of(identity: ProcessIdentity) -> Iterator[int | None]:
             os.close(pidfd)
 
 
-def has_ended(pidfd: int) -> bool:
-    """Whether the process behind a pidfd has ended; a zombie has."""
+def has_ended(pidfd: int, within_sec: float = 0.0) -> bool:
+    """Whether the process behind a pidfd has ended, waiting at most `within_sec` for it; a zombie has."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(within_sec * 1000))
 
 
-def send_signal(pidfd: int, number: signal.Signals) -> None:
-    """Signals the process behind a pidfd; one that has ended takes no notice."""
+def is_running(identity: ProcessIdentity) -> bool:
+    """Whether exactly this process runs; a zombie does not."""
+    with pidfd_of(identity) as pidfd:
+        return pidfd is not None and not has_ended(pidfd)
+
+
+def send_signal(pidfd: int, number: int) -> bool:
+    """Signals the process behind a pidfd; False where it has ended and was reaped."""
     try:
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
-        pass
+        return False
+    return True
+
+
+def signal_process(identity: ProcessIdentity, number: int) -> bool:
+    """Signals exactly this process; False where it has ended."""
+    with pidfd_of(identity) as pidfd:
+        return pidfd is not None and send_signal(pidfd, number)
