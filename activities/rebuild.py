@@ -186,7 +186,7 @@ class RebuildActivities:
     async def _unready(self, question: Question, call: EnginesReadyCall, looked: dict[int, RankEntry]) -> dict[int, str]:
         """Which of a Pod's ranks are not ready, and why. The entries seen go to `looked`."""
         sight, _ = await see(self._http, question, call.request_timeout_sec)
-        if sight.fault == "protocol" and sight.detail.startswith(NodeManagerReason.DISABLED):
+        if sight.fault == "protocol" and sight.reason == NodeManagerReason.DISABLED:
             return await self._unready_without_ft(question, call.request_timeout_sec)
         if sight.fault is not None:
             return dict.fromkeys(question.ranks, sight.detail)

@@ -34,7 +34,7 @@ async def see(http: httpx.AsyncClient, question: Question, timeout_sec: float) -
     except PeerSilent as error:
         return Sight(question=question, fault="unreachable", detail=error.message), ""
     except Refused as error:
-        return Sight(question=question, fault="protocol", detail=f"{error.reason}: {error.message}"), ""
+        return Sight(question=question, fault="protocol", reason=error.reason, detail=f"{error.reason}: {error.message}"), ""
     return _read(question, reply), reply.node_manager_incarnation
 
 

@@ -61,12 +61,14 @@ class Question(Strict):
 class Sight(Strict):
     """One answer in a sweep. `fault` is set where there are no entries.
 
-    "unreachable": the NodeManager did not answer. "protocol": it answered that an engine breaks the contract.
+    "unreachable": the NodeManager did not answer. "protocol": it answered that an engine breaks the contract. `reason`: its
+    own word for that.
     """
 
     question: Question
     entries: tuple[RankEntry, ...] = ()
     fault: Literal["unreachable", "protocol"] | None = None
+    reason: str | None = None
     detail: str = ""
 
 

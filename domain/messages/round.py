@@ -280,7 +280,7 @@ class TransactionReport(Strict):
 
     `applied`: the HTTP status with which each engine took the command (None: not learnt). `looked`: the last entry seen per
     rank, merged before the next decision, so that older reports which are still under way start nothing. `stage_times` are
-    seconds.
+    seconds. `refusals`: the peers by whose no, or silence, it ended. What `detail` says is for people alone.
     """
 
     instance_id: InstanceId
@@ -289,6 +289,7 @@ class TransactionReport(Strict):
     outcome: RoundOutcome
     reason: RoundReason
     detail: str = ""
+    refusals: tuple[PeerRefusal, ...] = ()
     gate: GateRecord | None = None
     withdrawn: bool = False
     serving_published: bool = False

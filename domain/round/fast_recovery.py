@@ -104,5 +104,5 @@ async def until_stable(ledger: FastRecoveryLedger, ports: FastRecoveryPorts, wat
 
 async def abort(ledger: FastRecoveryLedger, stop: TransactionStopped, ports: FastRecoveryPorts) -> FastRecoveryReport:
     """The verdict "aborted", wherever a guard was attempted."""
-    detail = await transaction.abort(ledger, ports, stop.detail)
+    detail = await transaction.abort(ledger, stop, ports)
     return ledger.report(stop.outcome, stop.reason, detail)

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from domain.engine import RankEntry
 from domain.messages.round import (
     Lease,
+    PeerRefusal,
     RoundOrder,
     RoundOutcome,
     RoundReason,
@@ -38,13 +39,31 @@ class LedgerPorts(Protocol):
 
 
 class TransactionStopped(Exception):
-    """The transaction ends before its commit point. `outcome` says how, `reason` and `detail` why."""
+    """The transaction ends before its commit point. `outcome` says how, `reason` and `detail` why, `refusals` by whose no."""
 
-    def __init__(self, reason: RoundReason, detail: str = "", outcome: RoundOutcome = RoundOutcome.FAILED) -> None:
+    def __init__(
+        self,
+        reason: RoundReason,
+        detail: str = "",
+        outcome: RoundOutcome = RoundOutcome.FAILED,
+        *,
+        refusals: tuple[PeerRefusal, ...] = (),
+    ) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
         self.outcome = outcome
+        self.refusals = refusals
+
+    @classmethod
+    def by_peers(cls, reason: RoundReason, refusals: tuple[PeerRefusal, ...], otherwise: str = "") -> "TransactionStopped":
+        """Peers said no, or nothing. `otherwise`: the detail where none of them is named."""
+        return cls(reason, listed(refusals) or otherwise, refusals=refusals)
+
+
+def listed(refusals: Iterable[PeerRefusal]) -> str:
+    """Refusals as people read them. Who wants to know one reads its fields."""
+    return "; ".join(f"{refusal.peer}: {refusal.reason} ({refusal.message})" for refusal in refusals)
 
 
 class TransactionLedger(ABC, Generic[O_co]):
@@ -63,6 +82,7 @@ class TransactionLedger(ABC, Generic[O_co]):
         self.applied: dict[int, int | None] = {}
         self.looked: dict[int, RankEntry] = {}
         self.last_observed = ""
+        self.refusals: tuple[PeerRefusal, ...] = ()
         self.withdrawn = False
         self.committed = False
         self.published = False
@@ -154,6 +174,7 @@ class TransactionLedger(ABC, Generic[O_co]):
             outcome=outcome,
             reason=reason,
             detail=detail,
+            refusals=self.refusals,
             gate=self.gate,
             withdrawn=self.withdrawn,
             serving_published=self.published,

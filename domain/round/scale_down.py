@@ -104,7 +104,7 @@ async def apply_once(ledger: RoundLedger, ports: RoundPorts) -> None:
 
 async def abort(ledger: RoundLedger, stop: TransactionStopped, ports: RoundPorts) -> RoundReport:
     """The verdict "aborted", wherever a guard was attempted."""
-    detail = await transaction.abort(ledger, ports, stop.detail)
+    detail = await transaction.abort(ledger, stop, ports)
     return ledger.report(stop.outcome, stop.reason, detail)
 
 

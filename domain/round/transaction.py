@@ -11,7 +11,7 @@ A port that cannot do its job raises one of `domain.errors`; before the commit p
 the step counts as not confirmed.
 """
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from domain.engine import ACCEPTED_HTTP, Instruction
@@ -25,7 +25,6 @@ from domain.messages.round import (
     GuardResult,
     LookCall,
     LookResult,
-    PeerRefusal,
     RoundOutcome,
     RoundReason,
     StepReport,
@@ -35,7 +34,7 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
-from domain.round.ledger import TransactionLedger, TransactionStopped
+from domain.round.ledger import TransactionLedger, TransactionStopped, listed
 from domain.runtime import FtPhase
 from domain.topology import NodeManagerAddress
 from domain.watch import LookReason, LookVerdict, RecoveredWatch, Watch
@@ -92,11 +91,11 @@ async def guard_all(ledger: Ledger, ports: TransactionPorts) -> None:
     ledger.unreachable = {manager for manager in ledger.guard_attempted if manager not in result.guarded}
     ledger.stage_done("guard")
     if result.refusals:
-        raise TransactionStopped(RoundReason.GUARD_REFUSED, listed(result.refusals))
+        raise TransactionStopped.by_peers(RoundReason.GUARD_REFUSED, result.refusals)
     unguarded = [str(manager) for manager in must if manager not in result.guarded]
     if unguarded:
-        why = listed(result.unreachable) or f"no guard at {', '.join(unguarded)}"
-        raise TransactionStopped(RoundReason.GUARD_UNREACHABLE, why)
+        otherwise = f"no guard at {', '.join(unguarded)}"
+        raise TransactionStopped.by_peers(RoundReason.GUARD_UNREACHABLE, result.unreachable, otherwise)
 
 
 async def until_ready(ledger: Ledger, ports: TransactionPorts, waiting: FtPhase) -> None:
@@ -119,7 +118,7 @@ async def withdraw(ledger: Ledger, ports: TransactionPorts) -> None:
     result = await ports.withdraw(_view(ledger, ranks=()))
     ledger.stage_done("withdraw")
     if not result.confirmed:
-        raise TransactionStopped(RoundReason.WITHDRAW_UNCONFIRMED, listed(result.refusals))
+        raise TransactionStopped.by_peers(RoundReason.WITHDRAW_UNCONFIRMED, result.refusals)
 
 
 def instruct(ledger: Ledger, instruction: Instruction) -> ApplyCall:
@@ -145,10 +144,11 @@ async def apply_once(ledger: Ledger, ports: TransactionPorts, call: ApplyCall) -
     ledger.applied = result.engines
     ledger.stage_done("apply")
     if result.refusals:
-        raise TransactionStopped(RoundReason.APPLY_REFUSED, listed((*result.refusals, *result.unknown)))
+        raise TransactionStopped.by_peers(RoundReason.APPLY_REFUSED, (*result.refusals, *result.unknown))
     unaccepted = [rank for rank in ledger.survivors if result.engines.get(rank) != ACCEPTED_HTTP]
     if result.unknown or unaccepted or not result.accepted:
-        raise TransactionStopped(RoundReason.APPLY_UNKNOWN, listed(result.unknown) or f"no 202 is known from ranks {unaccepted}")
+        otherwise = f"no 202 is known from ranks {unaccepted}"
+        raise TransactionStopped.by_peers(RoundReason.APPLY_UNKNOWN, result.unknown, otherwise)
 
 
 def recovered_watch(ledger: Ledger) -> RecoveredWatch:
@@ -187,11 +187,12 @@ async def verify(ledger: Ledger, ports: TransactionPorts) -> None:
     ledger.committed = True
 
 
-async def abort(ledger: Ledger, ports: TransactionPorts, detail: str) -> str:
+async def abort(ledger: Ledger, stop: TransactionStopped, ports: TransactionPorts) -> str:
     """Gives the verdict "aborted" wherever a guard was attempted; whoever cannot be reached lets it expire.
 
-    Returns the detail, with what went wrong with the abort.
+    Returns the stop's detail, with what went wrong with the abort.
     """
+    detail, ledger.refusals = stop.detail, stop.refusals
     if ledger.guard_attempted:
         try:
             result = await ports.finalize(_finalize_call(ledger, ledger.guard_attempted, commit=False))
@@ -264,7 +265,7 @@ async def look(ledger: Ledger, ports: TransactionPorts, watch: Watch, deadline_a
     ledger.last_observed = observation.detail
     ledger.note(result.watch)
     if result.lost_guard is not None:
-        raise TransactionStopped(RoundReason.GUARD_LOST, listed((result.lost_guard,)))
+        raise TransactionStopped.by_peers(RoundReason.GUARD_LOST, (result.lost_guard,))
     if observation.verdict is LookVerdict.ABANDONED:
         reason = _LOOK_REASONS[observation.reason or LookReason.FALSE_ALARM]
         raise TransactionStopped(reason, observation.detail, RoundOutcome.ABANDONED)
@@ -324,7 +325,3 @@ async def unless_failing(awaitable: Awaitable[T], otherwise: T) -> T:
         return await awaitable
     except AutotomyError:
         return otherwise
-
-
-def listed(refusals: Iterable[PeerRefusal]) -> str:
-    return "; ".join(f"{refusal.peer}: {refusal.reason} ({refusal.message})" for refusal in refusals)

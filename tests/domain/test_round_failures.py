@@ -101,6 +101,7 @@ class TestGuard:
         report = await played(ports)
         assert (report.outcome, report.reason) == (RoundOutcome.FAILED, RoundReason.GUARD_UNREACHABLE)
         assert "10.0.0.2:1026" in report.detail
+        assert report.refusals == result.unreachable
         assert_aborted_everywhere(ports, 0, 1)
         assert ports.called("abort")[0].once == (pod(1),)
         assert (report.withdrawn, report.view_revision, report.committed) == (False, 10, False)
@@ -113,6 +114,7 @@ class TestGuard:
         report = await played(ports, order(1, topology=topology(4, 1)))
         assert (report.outcome, report.reason) == (RoundOutcome.FAILED, RoundReason.GUARD_REFUSED)
         assert reason in report.detail
+        assert report.refusals == (refusal(reason, pod(refusing)),)
         assert_aborted_everywhere(ports, 0, 1, 2, 3)
 
     async def test_a_survivors_node_manager_of_which_nothing_was_learnt_counts_as_unreachable(self) -> None:
@@ -289,6 +291,7 @@ class TestApply:
         report = await played(ScriptedPorts().script(apply=result))
         assert "LEASE_TOO_SHORT" in report.detail
         assert "UNREACHABLE" in report.detail
+        assert report.refusals == (*result.refusals, *result.unknown)
 
     @pytest.mark.parametrize("error", [Transient("no worker"), OutcomeUnknown("the activity ran out of time")])
     async def test_an_apply_port_that_ends_without_an_answer_leaves_the_outcome_unknown(self, error: AutotomyError) -> None:
@@ -413,6 +416,7 @@ class TestAbort:
         result = FinalizeResult(done=(pod(0),), refusals=(refusal("VERDICT_DIFFERS", pod(1)),))
         report = await played(ScriptedPorts().script(verify=self.FAILING, abort=result))
         assert "VERDICT_DIFFERS" in report.detail
+        assert report.refusals == ()  # what stopped the round was a completion that failed
 
     async def test_an_abort_that_cannot_be_sent_does_not_hide_the_first_reason(self) -> None:
         ports = ScriptedPorts().script(verify=self.FAILING, abort=Transient("no worker"))

@@ -5,7 +5,6 @@ the supervisor's account of its processes, and the rounds' reports from the work
 makes the record that the invariants are judged on.
 """
 
-import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,8 +75,6 @@ SILENCES: Final = frozenset({"REFUSED_CONNECTION", "UNREACHABLE", "NO_ANSWER", "
 """How a peer gave no answer until the deadline: the words of `activities.peer.Silence`."""
 
 _REFUSED: Final = frozenset({RoundReason.GUARD_REFUSED, RoundReason.GUARD_LOST, RoundReason.APPLY_REFUSED})
-_LISTED: Final = re.compile(r"(?:^|; )\S+: ([A-Z][A-Z0-9_]*) \(")
-_ABORT: Final = "; the abort "
 
 
 def rebuild_excuse(report: RoundReport) -> RebuildExcuse | None:
@@ -88,7 +85,7 @@ def rebuild_excuse(report: RoundReport) -> RebuildExcuse | None:
     """
     if report.reason not in _REFUSED:
         return EXCUSES.get(report.reason)
-    reasons = _LISTED.findall(report.detail.partition(_ABORT)[0])
+    reasons = [refusal.reason for refusal in report.refusals]
     if reasons and SILENCES.issuperset(reasons):
         return RebuildExcuse.DEADLINE
     return next((EXCUSES_OF_A_PEER[reason] for reason in reasons if reason in EXCUSES_OF_A_PEER), None)
