@@ -7,13 +7,8 @@ starts again at zero, so a time of another boot is comparable with nothing; the 
 import time
 from collections.abc import Callable
 
-from domain.model import Strict
+from domain.pod.records import BootTime
 from service.process_identity import boot_id
-
-
-class BootTime(Strict):
-    boot: str
-    sec: float
 
 
 def boot_time() -> BootTime:

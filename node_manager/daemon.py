@@ -20,13 +20,13 @@ import httpx
 
 from domain.errors import AutotomyError
 from domain.messages.node_manager import NodeManagerReason, StartReply, StartRequest
+from domain.pod.fence import Refusal, after_start, old_generation, other_instance, raised
 from domain.topology import Endpoint
 from engine.client import EngineClient
 from engine.process import Loss, ProcessTree
 from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.engines import Engines
-from node_manager.fence import Refusal, old_generation, other_instance
-from node_manager.journal import EngineRecord, Journal, JournalError, Standing
+from node_manager.journal import EngineRecord, Journal, JournalError
 from node_manager.managed_engine import ManagedEngine, compiled_title, is_mine, own_endpoints, placeholder_values
 from node_manager.orphans import orphaned_engines, owner_mark
 from node_manager.poller import Poller
@@ -108,16 +108,8 @@ class Daemon:
         self._check_startable(request)
         own = {endpoint.id for endpoint in own_endpoints(request.endpoints, self._config.pod_ip, self._config.port)}
         voided = self._transactions.voided_by_start(request.generation)
-        guard = standing.guard if standing.guard and standing.guard.request_id not in {t.request_id for t in voided} else None
-        new = standing.model_copy(
-            update={
-                "highest_generation": request.generation,
-                "guard": guard,
-                "pacing": request.fault_tolerance_config or standing.pacing,
-                "retired": tuple(sorted(own & set(request.dead_committed))),
-                "dead_committed": tuple(sorted(set(request.dead_committed))),
-            }
-        )
+        new = after_start(standing, request.generation, own=own, dead_committed=request.dead_committed, voided=voided)
+        new = new.model_copy(update={"pacing": request.fault_tolerance_config or standing.pacing})
         self._journal.commit(standing=new, start=request, transactions=voided, engines=self._as_leftovers())
         self._engines.assign(request, new.retired)
         self._set_aside()
@@ -138,7 +130,7 @@ class Daemon:
         if self._transactions.guard_live and standing.guard is not None:
             holder = standing.guard.request_id
             raise CommandRefused(Refusal(NodeManagerReason.GUARD_HELD, f"{holder} owns the Pod", holder=holder))
-        self._journal.commit(standing=self._raised(standing, generation), engines=self._as_leftovers())
+        self._journal.commit(standing=raised(standing, generation), engines=self._as_leftovers())
         self._set_aside()
         log.info("engines restart", extra={"ranks": self._engines.ranks})
         self._go_on(launch=True)
@@ -164,7 +156,7 @@ class Daemon:
             raise CommandRefused(refusal)
         if start is None or (generation is not None and start.generation >= generation):
             return not self._leftovers
-        self._journal.commit(standing=self._raised(standing, generation), forget_start=True, engines=self._as_leftovers())
+        self._journal.commit(standing=raised(standing, generation), forget_start=True, engines=self._as_leftovers())
         self._set_aside()
         self._engines.assign(None, standing.retired)
         log.info("engines stop", extra={"generation": generation, "engines": len(self._leftovers)})
@@ -183,7 +175,7 @@ class Daemon:
             standing = self._journal.standing
             if (refusal := old_generation(generation, standing.highest_generation)) is not None:
                 raise CommandRefused(refusal)
-            self._journal.commit(standing=self._raised(standing, generation), forget_start=True, engines=self._as_leftovers())
+            self._journal.commit(standing=raised(standing, generation), forget_start=True, engines=self._as_leftovers())
         self.stopping = True
         self._set_aside()
         self._engines.assign(None, self._journal.standing.retired if self._journal.broken is None else ())
@@ -414,9 +406,6 @@ class Daemon:
             incarnation=self._incarnation,
             engines={str(engine.rank): engine.incarnation for engine in self._engines.all()},
         )
-
-    def _raised(self, standing: Standing, generation: int | None) -> Standing:
-        return standing.model_copy(update={"highest_generation": max(standing.highest_generation, generation or 0)})
 
     def _guard_live(self) -> bool:
         try:

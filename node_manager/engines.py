@@ -11,10 +11,10 @@ from typing import Final
 from domain.engine import ProcessState, RankEntry
 from domain.errors import ProtocolError, Refused
 from domain.messages.node_manager import EngineApplied, NodeManagerReason, ProbeResult, StartRequest
+from domain.pod.fence import Refusal, duplicates
 from domain.topology import Endpoint
 from engine.client import ApplyAnswer, EngineCommand
 from node_manager.config import NodeManagerConfig
-from node_manager.fence import Refusal, duplicates
 from node_manager.managed_engine import ManagedEngine, own_endpoints
 from node_manager.reporter import Reporter
 from node_manager.sightings import Sightings, retired_entry

@@ -35,7 +35,7 @@ from pydantic import ValidationError
 from domain.errors import ConfigError, Refused
 from domain.messages.node_manager import FtPacing, NodeManagerReason, StartRequest
 from domain.model import Strict
-from node_manager.fence import Guard, Transaction
+from domain.pod.records import PodStanding, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +64,10 @@ class JournalError(Refused):
     default_reason = NodeManagerReason.JOURNAL.value
 
 
-class Standing(Strict):
+class Standing(PodStanding):
     """The single values. `sequence_ceiling`: every sequence number below it may have been used; 0 never is."""
 
-    highest_generation: int = 0
-    guard: Guard | None = None
     pacing: FtPacing | None = None
-    retired: tuple[int, ...] = ()
-    dead_committed: tuple[int, ...] = ()
     sequence_ceiling: int = 1
 
 

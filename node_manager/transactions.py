@@ -1,4 +1,4 @@
-"""Guard, apply, finalize: the rules of `fence`, carried out.
+"""Guard, apply, finalize: the rules of `domain.pod.fence`, carried out.
 
 Every command is decided and recorded in one go, with no `await` in between, so two commands never decide on the same
 state. Effects come after the record. An apply runs in a task of its own: a caller that goes away takes nothing with it,
@@ -31,11 +31,7 @@ from domain.messages.node_manager import (
     NodeManagerReason,
     TransactionRecord,
 )
-from engine.client import ApplyAnswer, EngineCommand
-from node_manager.boot_clock import Clock
-from node_manager.fence import (
-    ACCEPTED,
-    ApplyRecord,
+from domain.pod.fence import (
     Begin,
     Granted,
     Join,
@@ -43,14 +39,22 @@ from node_manager.fence import (
     Refusal,
     Repeated,
     Replay,
-    Transaction,
-    Verdict,
+    after_calls,
+    after_guard,
+    after_intent,
+    after_verdict,
     decide_apply,
     decide_finalize,
     decide_guard,
     duplicates,
+    raised,
+    retiring,
+    taken_over,
     voided_by_start,
 )
+from domain.pod.records import ACCEPTED, ApplyRecord, CallEnd, Transaction
+from engine.client import ApplyAnswer, EngineCommand
+from node_manager.boot_clock import Clock
 from node_manager.journal import Journal
 from service.failpoints import failpoint
 
@@ -161,28 +165,16 @@ class Transactions:
             raise CommandRefused(decision)
         if isinstance(decision, Repeated):
             return FinalizeReply(status=decision.verdict.value)
-        standing = self._journal.standing
-        transaction = decision.transaction
-        retired, dead = set(standing.retired), set(standing.dead_committed)
+        standing, dead = self._journal.standing, request.dead_committed or ()
         if decision.retire:
-            dead |= set(request.dead_committed or ())
-            leaving = self._engines.own({*request.retired_endpoint_ids, *dead})
-            retired |= set(leaving)
-            transaction = transaction.model_copy(update={"retired": leaving})
-        self._journal.commit(
-            standing=standing.model_copy(
-                update={
-                    "highest_generation": self._ledger(request.request_id).raised(decision.generation),
-                    "guard": None if decision.release else standing.guard,
-                    "retired": tuple(sorted(retired)),
-                    "dead_committed": tuple(sorted(dead)),
-                }
-            ),
-            transactions=[transaction],
-        )
-        self._engines.retire(retired)
+            leaving = {*request.retired_endpoint_ids, *standing.dead_committed, *dead}
+            decision = decision.retiring(self._engines.own(leaving))
+        standing, transaction = after_verdict(standing, decision, dead_committed=dead), decision.transaction
+        self._journal.commit(standing=standing, transactions=[transaction])
+        self._engines.retire(standing.retired)
         assert transaction.verdict is not None
-        log.info("verdict", extra={"request_id": request.request_id, "verdict": transaction.verdict, "retired": sorted(retired)})
+        told = {"request_id": request.request_id, "verdict": transaction.verdict, "retired": list(standing.retired)}
+        log.info("verdict", extra=told)
         await self._pause(f"node-manager.after-{'commit' if request.commit else 'abort'}")
         return FinalizeReply(status=transaction.verdict.value)
 
@@ -192,22 +184,21 @@ class Transactions:
         dead = {*standing.dead_committed, *dead_committed}
         if generation < standing.highest_generation or dead == set(standing.dead_committed):
             return
-        retired = {*standing.retired, *self._engines.own(dead)}
-        update = {"retired": tuple(sorted(retired)), "dead_committed": tuple(sorted(dead))}
-        self._journal.commit(standing=standing.model_copy(update=update))
-        self._engines.retire(retired)
-        log.info("ranks committed elsewhere", extra={"dead_committed": sorted(dead), "retired": sorted(retired)})
+        standing = retiring(standing, self._engines.own(dead), dead)
+        self._journal.commit(standing=standing)
+        self._engines.retire(standing.retired)
+        told = {"dead_committed": list(standing.dead_committed), "retired": list(standing.retired)}
+        log.info("ranks committed elsewhere", extra=told)
 
     def raise_generation(self, generation: int) -> None:
         """Where nothing was started: commands that are older than what the Controller says now are refused from here on."""
         standing = self._journal.standing
         if generation > standing.highest_generation:
-            self._journal.commit(standing=standing.model_copy(update={"highest_generation": generation}))
+            self._journal.commit(standing=raised(standing, generation))
 
     def voided_by_start(self, generation: int) -> tuple[Transaction, ...]:
         """Open transactions that a start of `generation` ends, with the verdict that it gives them."""
-        open_ones = (t for t in self._journal.transactions() if voided_by_start(t, generation))
-        return tuple(t.model_copy(update={"verdict": Verdict.ABORTED}) for t in open_ones)
+        return voided_by_start(self._journal.transactions(), generation)
 
     @property
     def guard_live(self) -> bool:
@@ -244,24 +235,14 @@ class Transactions:
         )
 
     def _ledger(self, request_id: str) -> Ledger:
-        standing = self._journal.standing
-        return Ledger(
-            highest_generation=standing.highest_generation,
-            guard=standing.guard,
-            transaction=self._journal.transaction(request_id),
-            engine_recovery_timeout_sec=self._engine_recovery_timeout_sec,
-        )
+        return Ledger.of(self._journal.standing, self._journal.transaction(request_id), self._engine_recovery_timeout_sec)
 
     def _record_guard(self, granted: Granted) -> None:
-        standing = self._journal.standing
         changed = [granted.transaction]
         displaced = self._journal.transaction(granted.displaced) if granted.displaced is not None else None
         if displaced is not None:
-            changed.append(displaced.model_copy(update={"taken_over_by": granted.guard.request_id}))
-        generation = max(standing.highest_generation, granted.guard.generation or 0)
-        self._journal.commit(
-            standing=standing.model_copy(update={"guard": granted.guard, "highest_generation": generation}), transactions=changed
-        )
+            changed.append(taken_over(displaced, granted))
+        self._journal.commit(standing=after_guard(self._journal.standing, granted), transactions=changed)
 
     def _command(self, request: ApplyRequest) -> EngineCommand:
         """The request as the engines read it. Raises `CommandRefused` (400) where it cannot be meant."""
@@ -285,18 +266,12 @@ class Transactions:
         )
 
     def _begin(self, begin: Begin, command: EngineCommand) -> asyncio.Task[ApplyRecord]:
-        standing, transaction = self._journal.standing, begin.transaction
+        transaction = begin.transaction
         assert transaction.apply is not None
-        body = transaction.apply.body
         self._journal.commit(
-            standing=standing.model_copy(
-                update={
-                    "guard": begin.guard,
-                    "highest_generation": max(standing.highest_generation, body.generation or 0),
-                }
-            ),
+            standing=after_intent(self._journal.standing, begin),
             transactions=[transaction],
-            calls=[(transaction.request_id, rank) for rank in body.endpoint_ids],
+            calls=[(transaction.request_id, rank) for rank in transaction.apply.body.endpoint_ids],
         )
         task = asyncio.create_task(self._carry_out(transaction.apply, command), name=f"apply {transaction.request_id}")
         self._in_flight[transaction.request_id] = task
@@ -339,19 +314,22 @@ class _Prevented(Refused):
 
 
 def _outcome(intent: ApplyRecord, answers: Mapping[int, ApplyAnswer | AutotomyError]) -> ApplyRecord:
-    engines = {str(rank): _engine_applied(answer) for rank, answer in answers.items()}
-    if any(isinstance(answer, OutcomeUnknown) for answer in answers.values()):
-        outcome = NodeManagerReason.OUTCOME_UNKNOWN.value
-    elif all(isinstance(answer, ApplyAnswer) and answer.accepted for answer in answers.values()):
-        outcome = ACCEPTED
-    elif all(isinstance(answer, _Prevented) for answer in answers.values()):
-        outcome = NodeManagerReason.ABORTED.value
-    else:
-        outcome = NodeManagerReason.ENGINE_REFUSED.value
-    failed = [
-        _words(rank, answer) for rank, answer in answers.items() if not isinstance(answer, ApplyAnswer) or not answer.accepted
-    ]
-    return intent.model_copy(update={"outcome": outcome, "engines": engines, "message": "; ".join(failed)})
+    ends = {rank: _call_end(answer) for rank, answer in answers.items()}
+    engines = {rank: _engine_applied(answer) for rank, answer in answers.items()}
+    failed = (_words(rank, answer) for rank, answer in answers.items() if ends[rank] is not CallEnd.ACCEPTED)
+    return after_calls(intent, ends, engines, "; ".join(failed))
+
+
+def _call_end(answer: ApplyAnswer | AutotomyError) -> CallEnd:
+    match answer:
+        case ApplyAnswer():
+            return CallEnd.ACCEPTED if answer.accepted else CallEnd.REFUSED
+        case OutcomeUnknown():
+            return CallEnd.UNKNOWN
+        case _Prevented():
+            return CallEnd.PREVENTED
+        case _:
+            return CallEnd.REFUSED
 
 
 def _engine_applied(answer: ApplyAnswer | AutotomyError) -> EngineApplied:

@@ -1,7 +1,8 @@
 """A Pod faked as a whole: its NodeManager's API (contracts §2) over engines that are states of this process.
 
-It answers, guards, refuses and reports like the real one, keeps its journal in memory only (what a round costs a disk is
-measured with real NodeManagers), and looks at its engines on a clock of its own: news is seen at its next poll.
+It answers and reports like the real one, grants and refuses by the same rules (`domain.pod.fence`), keeps its journal in memory
+only (what a round costs a disk is measured with real NodeManagers), and looks at its engines on a clock of its own: news is
+seen at its next poll.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from domain.messages.controller import MotorStatus
 from domain.messages.node_manager import (
     FT_PREFIX,
     ApplyRequest,
+    EngineApplied,
     FinalizeRequest,
     GuardRequest,
     NodeManagerReason,
@@ -28,6 +30,27 @@ from domain.messages.node_manager import (
     StatusRequest,
     StopRequest,
 )
+from domain.pod.fence import (
+    Begin,
+    Ledger,
+    Refusal,
+    Repeated,
+    after_calls,
+    after_guard,
+    after_intent,
+    after_start,
+    after_verdict,
+    decide_apply,
+    decide_finalize,
+    decide_guard,
+    duplicates,
+    old_generation,
+    other_instance,
+    raised,
+    taken_over,
+    voided_by_start,
+)
+from domain.pod.records import BootTime, CallEnd, PodStanding, Transaction
 from domain.topology import NodeManagerAddress
 from lab.bench.group import Group
 from lab.bench.wire import Answer
@@ -41,29 +64,12 @@ _NUMBERS: Final = {
 }
 
 
-class Refusal(Exception):
+class Refused(Exception):
     """A 502 with its reason."""
 
-    def __init__(self, reason: NodeManagerReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass
-class Transaction:
-    """One request id: its guard, its apply, its verdict."""
-
-    request_id: str
-    generation: int | None
-    expires_at: float = 0.0
-    applied: ApplyRequest | None = None
-    verdict: str | None = None
-    retired: tuple[int, ...] = ()
-
-    @property
-    def open(self) -> bool:
-        """Whether it has the Pod: until its verdict, and after an apply also past its lease."""
-        return self.verdict is None and (self.applied is not None or self.expires_at > time.monotonic())
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 @dataclass
@@ -77,12 +83,11 @@ class LightPod:
     phase_sec: float
     http: httpx.AsyncClient
     controller_url: str | None
+    engine_recovery_timeout_sec: float = 120.0
     lives: int = 1
     started: StartRequest | None = None
-    highest_generation: int = 0
     lapsed_guards: int = 0
-    retired: set[int] = field(default_factory=set)
-    dead_committed: tuple[int, ...] = ()
+    standing: PodStanding = field(default_factory=PodStanding)
     transactions: dict[str, Transaction] = field(default_factory=dict)
     _sequence: int = 0
     _told: dict[int, tuple[EngineStatus, FtState | None, int]] = field(default_factory=dict)
@@ -108,7 +113,7 @@ class LightPod:
         for rank in self.ranks:
             engine = self.group.engines[rank]
             now = (engine.status or EngineStatus.DEAD, engine.ft_state, engine.life)
-            if rank in self.retired or self._told.get(rank) == now or not engine.runs:
+            if rank in self.standing.retired or self._told.get(rank) == now or not engine.runs:
                 continue
             self._sequence += 1
             self._told[rank] = now
@@ -155,7 +160,7 @@ class LightPod:
 
     def _entry(self, rank: int) -> RankEntry:
         engine = self.group.engines[rank]
-        status = EngineStatus.RETIRED if rank in self.retired else engine.status
+        status = EngineStatus.RETIRED if rank in self.standing.retired else engine.status
         return RankEntry(
             id=rank,
             status=status or EngineStatus.UNKNOWN,
@@ -174,8 +179,8 @@ class LightPod:
     def __call__(self, method: str, path: str, body: bytes) -> Answer:
         try:
             return self._route(method, path, body)
-        except Refusal as no:
-            return Answer({"code": 502, "message": str(no), "data": {"reason": no.reason}}, 502)
+        except Refused as no:
+            return Answer({"code": 502, "message": str(no), "data": {"reason": no.refusal.reason}}, 502)
 
     def _route(self, method: str, path: str, body: bytes) -> Answer:
         match method, path.removeprefix(FT_PREFIX), path:
@@ -212,48 +217,48 @@ class LightPod:
         return Answer({"engines": engines, "node_manager_incarnation": self.incarnation})
 
     def _guard(self, request: GuardRequest) -> Answer:
-        self._not_old(request.generation)
-        known = self._transaction(request.request_id, request.generation)
-        if known.verdict is not None:
-            raise Refusal(NodeManagerReason.VERDICT_KNOWN, f"{request.request_id} is {known.verdict}")
-        holder = next((t.request_id for t in self.transactions.values() if t.open and t is not known), None)
-        if holder is not None:
-            raise Refusal(NodeManagerReason.GUARD_HELD, f"{holder} has this Pod")
-        lapsed = 0 < known.expires_at <= time.monotonic()
-        self.lapsed_guards += lapsed
-        known.expires_at = time.monotonic() + request.lease_sec
-        return Answer({"status": "guarded", "expires_in_sec": request.lease_sec, "lapsed": lapsed})
+        granted = decide_guard(request, self._ledger(request.request_id), _now())
+        if isinstance(granted, Refusal):
+            raise Refused(granted)
+        displaced = self.transactions.get(granted.displaced) if granted.displaced is not None else None
+        ended = [taken_over(displaced, granted)] if displaced is not None else []
+        self.lapsed_guards += granted.lapsed
+        self._write(after_guard(self.standing, granted), granted.transaction, *ended)
+        return Answer({"status": "guarded", "expires_in_sec": request.lease_sec, "lapsed": granted.lapsed})
 
     def _apply(self, request: ApplyRequest) -> Answer:
-        self._owns(request.endpoint_ids)
-        self._not_old(request.generation)
-        known = self.transactions.get(request.request_id)
-        if known is None or (known.applied is None and not known.open and known.verdict is None):
-            raise Refusal(NodeManagerReason.NOT_GUARDED, f"{request.request_id} has no guard here")
-        if known.verdict is not None:
-            raise Refusal(NodeManagerReason.VERDICT_KNOWN, f"{request.request_id} is {known.verdict}")
-        if known.applied is None:
-            if known.expires_at - time.monotonic() < (request.apply_margin_sec or 0.0):
-                raise Refusal(NodeManagerReason.LEASE_TOO_SHORT, "renew the guard first")
-            known.applied = request
-            for rank in request.endpoint_ids:
-                self.group.scale_down(rank, frozenset(request.params.removed_dp_ranks), request.request_id)
-        elif known.applied != request:
-            raise Refusal(NodeManagerReason.BODY_DIFFERS, f"{request.request_id} was applied with another body")
+        """The engines are states of this process: a call of one has its answer at once, and it is always 202."""
+        self._named_once(request.endpoint_ids)
+        ledger, gone = self._ledger(request.request_id), self._unavailable(request.endpoint_ids)
+        decision = decide_apply(request, ledger, _now(), in_flight=False, unavailable=gone)
+        if isinstance(decision, Refusal):
+            raise Refused(decision)
+        if isinstance(decision, Begin):
+            self._write(after_intent(self.standing, decision), decision.transaction)
+            self._call_engines(request, decision.transaction)
         return Answer({"status": "accepted", "engines": {str(rank): {"http": 202} for rank in request.endpoint_ids}})
 
+    def _call_engines(self, request: ApplyRequest, transaction: Transaction) -> None:
+        for rank in request.endpoint_ids:
+            self.group.scale_down(rank, frozenset(request.params.removed_dp_ranks), request.request_id)
+        assert transaction.apply is not None
+        ends = dict.fromkeys(request.endpoint_ids, CallEnd.ACCEPTED)
+        engines = dict.fromkeys(request.endpoint_ids, EngineApplied(http=202))
+        record = after_calls(transaction.apply, ends, engines, "")
+        self._write(self.standing, transaction.model_copy(update={"apply": record}))
+
     def _finalize(self, request: FinalizeRequest) -> Answer:
-        self._not_old(request.generation)
-        known = self._transaction(request.request_id, request.generation)
-        verdict = "committed" if request.commit else "aborted"
-        if known.verdict not in (None, verdict):
-            raise Refusal(NodeManagerReason.VERDICT_DIFFERS, f"{request.request_id} is {known.verdict}")
-        known.verdict = verdict
-        if request.commit:
-            known.retired = request.retired_endpoint_ids
-            self.retired |= set(request.retired_endpoint_ids)
-            self.dead_committed = request.dead_committed or self.dead_committed
-        return Answer({"status": verdict})
+        decision = decide_finalize(request, self._ledger(request.request_id))
+        if isinstance(decision, Refusal):
+            raise Refused(decision)
+        if isinstance(decision, Repeated):
+            return Answer({"status": decision.verdict.value})
+        dead = request.dead_committed or ()
+        if decision.retire:
+            leaving = {*request.retired_endpoint_ids, *self.standing.dead_committed, *dead}
+            decision = decision.retiring([rank for rank in self.ranks if rank in leaving])
+        self._write(after_verdict(self.standing, decision, dead_committed=dead), decision.transaction)
+        return Answer({"status": "committed" if request.commit else "aborted"})
 
     def _probe(self, request: ProbeRequest) -> Answer:
         self._owns(request.endpoint_ids)
@@ -266,50 +271,54 @@ class LightPod:
 
     def _journal(self) -> Answer:
         transactions: list[JsonValue] = [
-            {"request_id": t.request_id, "generation": t.generation, "verdict": t.verdict, "guarded": t.open}
+            {"request_id": t.request_id, "generation": t.generation, "verdict": t.verdict, "guarded": t.guarded}
             for t in self.transactions.values()
         ]
-        holder = next((t for t in self.transactions.values() if t.open), None)
+        holder, now = self.standing.guard, _now()
         guard: JsonValue = None
         if holder is not None:
             guard = {
                 "request_id": holder.request_id,
                 "generation": holder.generation,
-                "expires_in_sec": holder.expires_at - time.monotonic(),
-                "live": True,
-                "applied": holder.applied is not None,
+                "expires_in_sec": holder.remaining_sec(now),
+                "live": holder.live(now, self.engine_recovery_timeout_sec),
+                "applied": holder.applied_at is not None,
             }
-        retired: list[JsonValue] = [*sorted(self.retired)]
         return Answer(
             {
                 "incarnation": self.incarnation,
                 "instance_id": self.started.instance_id if self.started is not None else None,
-                "highest_generation": self.highest_generation,
-                "retired_ranks": retired,
-                "dead_committed": list(self.dead_committed),
+                "highest_generation": self.standing.highest_generation,
+                "retired_ranks": list(self.standing.retired),
+                "dead_committed": list(self.standing.dead_committed),
                 "guard": guard,
                 "transactions": transactions,
             }
         )
 
     def _start(self, request: StartRequest) -> Answer:
-        self._not_old(request.generation)
-        word = "unchanged"
-        if self.started is None or request.generation > self.started.generation:
-            word = "started"
+        self._check(other_instance(request.instance_id, self._owner()))
+        self._check(old_generation(request.generation, self.standing.highest_generation))
+        now = self.started
+        unchanged = now is not None and (now.instance_id, now.generation) == (request.instance_id, request.generation)
+        if not unchanged:
             self.started = request
-            self.retired, self.dead_committed = set(request.dead_committed), request.dead_committed
+            voided = voided_by_start(self.transactions.values(), request.generation)
+            dead = request.dead_committed
+            standing = after_start(self.standing, request.generation, own=self.ranks, dead_committed=dead, voided=voided)
+            self._write(standing, *voided)
             self._told.clear()
-            self.group.start(tuple(rank for rank in self.ranks if rank not in self.retired))
-        self.highest_generation = max(self.highest_generation, request.generation)
+            self.group.start(tuple(rank for rank in self.ranks if rank not in standing.retired))
         engines: dict[str, JsonValue] = {str(rank): self._entry(rank).incarnation for rank in self.ranks}
-        return Answer({"status": word, "incarnation": self.incarnation, "engines": engines})
+        return Answer({"status": "unchanged" if unchanged else "started", "incarnation": self.incarnation, "engines": engines})
 
     def _stop(self, request: StopRequest) -> Answer:
         incarnation = self.incarnation
         if request.incarnation not in (None, incarnation):
             return Answer({"status": "ignored", "incarnation": incarnation})
-        self._not_old(request.generation)
+        self._check(other_instance(request.instance_id, self._owner()))
+        self._check(old_generation(request.generation, self.standing.highest_generation))
+        self._write(raised(self.standing, request.generation))
         self.group.stop(self.ranks)
         self.started = None
         self._told.clear()
@@ -317,15 +326,36 @@ class LightPod:
         self.lives += 1
         return Answer({"status": "stopping", "incarnation": incarnation})
 
-    def _transaction(self, request_id: str, generation: int | None) -> Transaction:
-        return self.transactions.setdefault(request_id, Transaction(request_id, generation))
+    def _ledger(self, request_id: str) -> Ledger:
+        return Ledger.of(self.standing, self.transactions.get(request_id), self.engine_recovery_timeout_sec)
+
+    def _write(self, standing: PodStanding, *transactions: Transaction) -> None:
+        self.standing = standing
+        self.transactions |= {transaction.request_id: transaction for transaction in transactions}
+
+    def _owner(self) -> int | None:
+        return self.started.instance_id if self.started is not None else None
+
+    def _check(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            raise Refused(refusal)
+
+    def _unavailable(self, ranks: tuple[int, ...]) -> dict[int, Refusal]:
+        """Ranks of which it has no engine to call: another Pod's, and those that left the group."""
+        own = set(self.ranks) - set(self.standing.retired)
+        why = NodeManagerReason.UNMANAGED_ENDPOINT
+        return {rank: Refusal(why, f"rank {rank} is not of this Pod, or is retired") for rank in ranks if rank not in own}
 
     def _owns(self, ranks: tuple[int, ...]) -> None:
-        foreign = sorted(set(ranks) - set(self.ranks))
-        if foreign or len(set(ranks)) != len(ranks):
-            raise Refusal(NodeManagerReason.UNMANAGED_ENDPOINT, f"ranks {foreign or list(ranks)} are not this Pod's, or twice")
+        self._named_once(ranks)
+        if foreign := sorted(set(ranks) - set(self.ranks)):
+            raise Refused(Refusal(NodeManagerReason.UNMANAGED_ENDPOINT, f"ranks {foreign} are not this Pod's"))
 
-    def _not_old(self, generation: int | None) -> None:
-        if generation is not None and generation < self.highest_generation:
-            raise Refusal(NodeManagerReason.OLD_GENERATION, f"generation {self.highest_generation} was seen")
-        self.highest_generation = max(self.highest_generation, generation or 0)
+    def _named_once(self, ranks: tuple[int, ...]) -> None:
+        if twice := duplicates(ranks):
+            raise Refused(Refusal(NodeManagerReason.UNMANAGED_ENDPOINT, f"ranks {list(twice)} are named twice"))
+
+
+def _now() -> BootTime:
+    """Its machine is never started anew."""
+    return BootTime(boot="light", sec=time.monotonic())

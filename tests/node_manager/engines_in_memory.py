@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from domain.messages.node_manager import NodeManagerReason
+from domain.pod.fence import Refusal
+from domain.pod.records import BootTime
 from engine.client import ApplyAnswer, EngineCommand
-from node_manager.boot_clock import BootTime
-from node_manager.fence import Refusal
 
 
 @dataclass

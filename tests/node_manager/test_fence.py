@@ -12,27 +12,22 @@ from domain.messages.node_manager import (
     GuardRequest,
     NodeManagerReason,
 )
-from node_manager.boot_clock import BootTime, boot_time
-from node_manager.fence import (
-    ACCEPTED,
-    ApplyBody,
-    ApplyRecord,
+from domain.pod.fence import (
     Begin,
     Granted,
-    Guard,
     Join,
     Ledger,
     Refusal,
     Repeated,
     Replay,
     Settle,
-    Transaction,
-    Verdict,
     decide_apply,
     decide_finalize,
     decide_guard,
     voided_by_start,
 )
+from domain.pod.records import ACCEPTED, ApplyBody, ApplyRecord, BootTime, Guard, Transaction, Verdict
+from node_manager.boot_clock import boot_time
 
 RECOVERY_SEC = 120.0
 
@@ -269,7 +264,11 @@ def test_commit_of_the_current_guard_needs_no_generation() -> None:
 
 
 def test_a_newer_start_ends_open_transactions_of_older_generations_only() -> None:
-    assert voided_by_start(Transaction(request_id="A", generation=5), 6)
-    assert not voided_by_start(Transaction(request_id="A", generation=6), 6)
-    assert not voided_by_start(Transaction(request_id="A", generation=None), 6)
-    assert not voided_by_start(Transaction(request_id="A", generation=5, verdict=Verdict.COMMITTED), 6)
+    older = Transaction(request_id="A", generation=5)
+    others = (
+        Transaction(request_id="B", generation=6),
+        Transaction(request_id="C", generation=None),
+        Transaction(request_id="D", generation=5, verdict=Verdict.COMMITTED),
+    )
+    (ended,) = voided_by_start((older, *others), 6)
+    assert ended == older.model_copy(update={"verdict": Verdict.ABORTED})

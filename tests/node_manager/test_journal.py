@@ -10,7 +10,7 @@ import pytest
 
 from domain.errors import ConfigError
 from domain.messages.node_manager import FtPacing
-from node_manager.fence import Transaction, Verdict
+from domain.pod.records import Transaction, Verdict
 from node_manager.journal import HISTORY, EngineRecord, Journal, JournalError, Standing
 
 

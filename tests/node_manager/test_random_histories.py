@@ -23,7 +23,7 @@ from domain.messages.node_manager import (
     GuardRequest,
     NodeManagerReason,
 )
-from node_manager.fence import ACCEPTED, Verdict
+from domain.pod.records import ACCEPTED, Verdict
 from node_manager.journal import Journal
 from node_manager.transactions import CommandRefused, Transactions
 from tests.node_manager.engines_in_memory import EnginesInMemory, TurnedClock

@@ -9,7 +9,9 @@ never judged either: `not_judged` names those. Three invariants are judged elsew
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Final
 
+from domain.messages.node_manager import NodeManagerReason
 from domain.messages.round import RoundOutcome, RoundReason
 from lab.oracle.invariants import Invariant, check_all, violations
 from lab.oracle.observations import (
@@ -45,6 +47,9 @@ NEEDS: Mapping[Invariant, tuple[type[Observation], ...]] = {
     Invariant.I16: (GenerationSeen, ViewSeen),
 }
 """What each invariant is judged on here."""
+
+
+OLD_FOR_NOBODY: Final = "called the round's generation old, though it had taken no newer one"
 
 
 def seen_kinds(played: Played) -> Counter[type[Observation]]:
@@ -88,6 +93,9 @@ def _round_faults(played: Played, this: RoundPlayed) -> Iterator[str]:
         yield f"{report.outcome}, but dead_committed became {report.dead_committed}"
     if this.removed_alive:
         yield f"ranks {list(this.removed_alive)} were removed though they live and answer"
+    for refusal in report.refusals:
+        if refusal.reason == NodeManagerReason.OLD_GENERATION and not _newer_was_taken(played, this, refusal.peer):
+            yield f"{refusal.peer} {OLD_FOR_NOBODY}"
     if report.committed and frozenset(report.survivors) != this.members_after:
         yield f"committed survivors {report.survivors}, but the engines step together as {sorted(this.members_after)}"
     if any(apply.removed != frozenset(report.removed_dp_ranks) for apply in applies):
@@ -103,6 +111,11 @@ def _round_faults(played: Played, this: RoundPlayed) -> Iterator[str]:
         yield "apply was sent before every Coordinator had stopped routing"
     if played.scenario.calm and report.outcome is not RoundOutcome.SUCCEEDED and not _too_few(this):
         yield f"nothing went wrong, and yet: {report.outcome} {report.reason} {report.detail}"
+
+
+def _newer_was_taken(played: Played, this: RoundPlayed, manager: str) -> bool:
+    taken = (seen.generation for seen in played.observed.of(GenerationSeen) if seen.receiver == manager)
+    return max(taken, default=0) > this.order.generation
 
 
 def _views_during(played: Played, this: RoundPlayed) -> list[ViewSeen]:

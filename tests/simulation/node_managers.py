@@ -1,4 +1,4 @@
-"""A NodeManager with every rule of contracts §2: guard, lease, tombstones, apply at most once, unknown outcomes, verdicts.
+"""A NodeManager in virtual time: who may do what say the rules of `domain.pod.fence`, as they do to the real one.
 
 What it has promised is in its journal, written before each effect; a crash takes everything else. It can crash between any
 two steps: each of them is an await. Engines run in sessions of their own and live on.
@@ -8,9 +8,33 @@ import asyncio
 from dataclasses import dataclass, field
 from random import Random
 
-from domain.engine import EngineStatus, EntrySource, ProcessState, RankEntry
-from domain.errors import OutcomeUnknown, Refused
-from domain.messages.node_manager import NodeManagerReason
+from domain.engine import EngineStatus, EntrySource, Instruction, ProcessState, RankEntry
+from domain.errors import AutotomyError, OutcomeUnknown, Refused
+from domain.messages.node_manager import (
+    ApplyParams,
+    ApplyRequest,
+    EngineApplied,
+    FinalizeRequest,
+    GuardRequest,
+    NodeManagerReason,
+)
+from domain.pod.fence import (
+    Begin,
+    Ledger,
+    Refusal,
+    Repeated,
+    Replay,
+    Settle,
+    after_calls,
+    after_guard,
+    after_intent,
+    after_verdict,
+    decide_apply,
+    decide_finalize,
+    decide_guard,
+    taken_over,
+)
+from domain.pod.records import ACCEPTED, ApplyRecord, BootTime, CallEnd, Guard, PodStanding, Transaction
 from domain.topology import NodeManagerAddress
 from lab.oracle.observations import CommitSeen, EngineIdSeen, GenerationSeen, GuardGone, GuardSeen, OutageSeen, VerdictSeen
 from tests.simulation.clock import now
@@ -19,33 +43,17 @@ from tests.simulation.record import Record
 
 
 @dataclass
-class Guard:
-    request_id: str
-    expires_at: float
-    held_until: float
-    """Between apply and verdict a guard lives on past its lease, at most `engine_recovery_timeout_sec`."""
-
-
-@dataclass
-class Transaction:
-    intent: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    engines: dict[int, int | None] = field(default_factory=dict)
-    outcome: str | None = None  # "accepted", or a NodeManagerReason
-    verdict: bool | None = None
-
-
-@dataclass
 class Journal:
     """What survives a crash."""
 
-    generation: int = 0
-    sequence: int = 0
-    guard: Guard | None = None
+    standing: PodStanding = field(default_factory=PodStanding)
     transactions: dict[str, Transaction] = field(default_factory=dict)
-    retired: set[int] = field(default_factory=set)
+    sequence: int = 0
 
-    def of(self, request_id: str) -> Transaction:
-        return self.transactions.setdefault(request_id, Transaction())
+    def write(self, standing: PodStanding, *transactions: Transaction) -> None:
+        """In one go."""
+        self.standing = standing
+        self.transactions |= {transaction.request_id: transaction for transaction in transactions}
 
 
 @dataclass
@@ -77,7 +85,7 @@ class FakeNodeManager:
         self.tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began
         self.journal = Journal()
         self.doom: Doom | None = None
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._in_flight: dict[str, asyncio.Task[ApplyRecord]] = {}
         self._answered: dict[int, int] = {}
         self._record, self._rng = record, rng
         self._engine_request_timeout_sec = engine_request_timeout_sec
@@ -101,10 +109,10 @@ class FakeNodeManager:
         for rank in self.ranks:
             self.group.kill_process(rank)
 
-    def holds(self, at: float) -> str | None:
-        """The request id that owns the Pod at this time."""
-        guard = self.journal.guard
-        return guard.request_id if guard is not None and max(guard.expires_at, guard.held_until) > at else None
+    def holds(self) -> str | None:
+        """The request id that owns the Pod now."""
+        guard = self.journal.standing.guard
+        return guard.request_id if guard is not None and guard.live(_boot_time(), self._engine_recovery_timeout_sec) else None
 
     async def status(self, ranks: tuple[int, ...]) -> tuple[RankEntry, ...]:
         await self._step()
@@ -117,60 +125,95 @@ class FakeNodeManager:
     async def guard(self, request_id: str, lease_sec: float, generation: int) -> bool:
         """Returns whether the lease had lapsed."""
         await self._step()
-        self._check_generation(generation)
-        if self.journal.of(request_id).verdict is not None:
-            raise Refused(f"{request_id} is finalized", reason=NodeManagerReason.VERDICT_KNOWN)
-        self._check_holder(request_id)
-        guard = self.journal.guard
-        lapsed = guard is not None and guard.request_id == request_id and guard.expires_at <= now()
-        held_until = guard.held_until if guard is not None and guard.request_id == request_id else 0.0
-        self.journal.guard = Guard(request_id, now() + lease_sec, held_until)
-        expires_at = max(now() + lease_sec, held_until)
-        self._record.saw(GuardSeen(at=now(), manager=self.name, request_id=request_id, expires_at=expires_at))
+        request = GuardRequest(request_id=request_id, lease_sec=lease_sec, generation=generation)
+        granted = decide_guard(request, self._ledger(request_id), _boot_time())
+        if isinstance(granted, Refusal):
+            raise self._refused(granted, request_id)
+        displaced = self.journal.transactions.get(granted.displaced) if granted.displaced is not None else None
+        ended = [taken_over(displaced, granted)] if displaced is not None else []
+        self.journal.write(after_guard(self.journal.standing, granted), granted.transaction, *ended)
+        self._saw_command(generation)
+        self._saw_guard(granted.guard)
         await self._step()
-        return lapsed
+        return granted.lapsed
 
     async def apply(
         self, request_id: str, ranks: tuple[int, ...], removed: tuple[int, ...], generation: int, margin_sec: float
     ) -> dict[int, int | None]:
         """Returns the engines' HTTP status, all 202; refuses otherwise."""
         await self._step("apply")
-        transaction = self.journal.of(request_id)
+        params = ApplyParams(removed_dp_ranks=removed, dp_master_ip="10.0.0.1", dp_master_rank=min(ranks))
+        request = ApplyRequest(
+            endpoint_ids=ranks,
+            instruction=Instruction.SCALE_DOWN,
+            params=params,
+            request_id=request_id,
+            generation=generation,
+            apply_margin_sec=margin_sec,
+        )
         running = self._in_flight.get(request_id)
-        if running is None:
-            self._check_generation(generation)
-            if transaction.verdict is not None:
-                raise Refused(f"{request_id} is finalized", reason=NodeManagerReason.VERDICT_KNOWN)
-            if transaction.intent is None:
-                self._check_guard(request_id, margin_sec)
-                self._check_identities(ranks)
-                running = asyncio.get_running_loop().create_task(self._call_engines(request_id, ranks, removed))
-                self._in_flight[request_id] = running
-        if running is not None:
-            await asyncio.wait((running,))
-        if transaction.intent != (ranks, removed):
-            raise Refused(f"{request_id} was sent with another body", reason=NodeManagerReason.BODY_DIFFERS)
-        return self._outcome(transaction)
+        decision = decide_apply(
+            request,
+            self._ledger(request_id),
+            _boot_time(),
+            in_flight=running is not None,
+            unavailable=self._unavailable(ranks),
+        )
+        match decision:
+            case Refusal():
+                raise self._refused(decision, request_id)
+            case Replay(record):
+                return self._answer(record)
+            case Begin():
+                running = self._begin(decision)
+        assert running is not None
+        await asyncio.wait((running,))
+        return self._answer(running.result())
 
     async def finalize(
         self, request_id: str, commit: bool, retired: tuple[int, ...], dead_committed: tuple[int, ...], generation: int
     ) -> None:
         await self._step("finalize")
-        transaction = self.journal.of(request_id)
-        if transaction.verdict is not None:
-            if transaction.verdict is not commit:
-                raise Refused(f"{request_id} has the other verdict", reason=NodeManagerReason.VERDICT_DIFFERS)
+        request = FinalizeRequest(
+            request_id=request_id,
+            commit=commit,
+            retired_endpoint_ids=retired,
+            dead_committed=dead_committed,
+            generation=generation,
+        )
+        decision = decide_finalize(request, self._ledger(request_id))
+        if isinstance(decision, Refusal):
+            raise self._refused(decision, request_id)
+        if isinstance(decision, Repeated):
             return
-        if commit and generation < self.journal.generation:
-            raise Refused(f"generation {generation} is old", reason=NodeManagerReason.STALE)
-        self._see_generation(max(generation, self.journal.generation))
-        transaction.verdict = commit
+        self._settle(decision.retiring(retired) if decision.retire else decision, dead_committed)
         self._record.saw(VerdictSeen(at=now(), manager=self.name, request_id=request_id, committed=commit))
         if commit:
-            self.journal.retired |= set(retired)
+            self._saw_command(generation)
             self._record.saw(CommitSeen(at=now(), request_id=request_id, ranks=frozenset(dead_committed)))
-        self._release(request_id)
+        if decision.release:
+            self._record.saw(GuardGone(at=now(), manager=self.name, request_id=request_id))
         await self._step("finalize")
+
+    def _ledger(self, request_id: str) -> Ledger:
+        """What the rules look at."""
+        return Ledger.of(self.journal.standing, self.journal.transactions.get(request_id), self._engine_recovery_timeout_sec)
+
+    def _settle(self, settle: Settle, dead_committed: tuple[int, ...]) -> None:
+        standing = after_verdict(self.journal.standing, settle, dead_committed=dead_committed)
+        self.journal.write(standing, settle.transaction)
+
+    def _begin(self, begin: Begin) -> "asyncio.Task[ApplyRecord]":
+        """The intent is written, then the engines are called. Nobody's disconnect ends it."""
+        self.journal.write(after_intent(self.journal.standing, begin), begin.transaction)
+        assert begin.transaction.apply is not None
+        request_id, intent = begin.transaction.request_id, begin.transaction.apply
+        if intent.body.generation is not None:
+            self._saw_command(intent.body.generation)
+        self._saw_guard(begin.guard)
+        running = asyncio.get_running_loop().create_task(self._call_engines(request_id, intent))
+        self._in_flight[request_id] = running
+        return running
 
     async def probe(self, ranks: tuple[int, ...], timeout_sec: float) -> dict[int, str | None]:
         """Per rank None, or what went wrong."""
@@ -200,13 +243,13 @@ class FakeNodeManager:
 
     def _must_wait_for(self, rank: int) -> bool:
         engine = self.group.engines[rank]
-        return rank not in self.journal.retired and engine.running and engine.worker_alive and engine.mute
+        return rank not in self.journal.standing.retired and engine.running and engine.worker_alive and engine.mute
 
     def _entry(self, rank: int) -> RankEntry:
         engine = self.group.engines[rank]
         self.journal.sequence += 1
         known = {"id": rank, "incarnation": engine.incarnation, "sequence": self.journal.sequence}
-        if rank in self.journal.retired:
+        if rank in self.journal.standing.retired:
             return RankEntry(**known, status=EngineStatus.RETIRED)
         if not (engine.running and engine.worker_alive):
             exited = ProcessState.RUNNING if engine.running else ProcessState.EXITED
@@ -232,35 +275,22 @@ class FakeNodeManager:
         if answers_as is not None:
             raise Refused(f"engine {rank} answered as {answers_as}", reason=NodeManagerReason.ENGINE_PROTOCOL)
 
-    async def _call_engines(self, request_id: str, ranks: tuple[int, ...], removed: tuple[int, ...]) -> None:
-        """Intent, one call an engine, outcome. Nobody's disconnect ends it."""
-        transaction = self.journal.of(request_id)
-        transaction.intent = (ranks, removed)
-        if self.journal.guard is not None:
-            self.journal.guard.held_until = now() + self._engine_recovery_timeout_sec
-            self._record.saw(
-                GuardSeen(
-                    at=now(),
-                    manager=self.name,
-                    request_id=request_id,
-                    expires_at=max(self.journal.guard.expires_at, self.journal.guard.held_until),
-                )
-            )
+    async def _call_engines(self, request_id: str, intent: ApplyRecord) -> ApplyRecord:
+        """One call an engine, then the outcome."""
+        ranks, removed = intent.body.endpoint_ids, intent.body.removed_dp_ranks
         await self._step("apply")
-        if transaction.verdict is not None:
-            transaction.outcome = NodeManagerReason.ABORTED
-            self._in_flight.pop(request_id, None)
-            return
-        told = await asyncio.gather(*(self._call(rank, request_id, removed) for rank in ranks))
-        transaction.engines = dict(zip(ranks, told, strict=True))
-        await self._step("apply")
-        if all(http == 202 for http in told):
-            transaction.outcome = "accepted"
-        elif any(http not in (202, None) for http in told):
-            transaction.outcome = NodeManagerReason.ENGINE_REFUSED
-        else:
-            transaction.outcome = NodeManagerReason.OUTCOME_UNKNOWN
+        ends: dict[int, CallEnd] = dict.fromkeys(ranks, CallEnd.PREVENTED)
+        engines: dict[int, EngineApplied] = {}
+        if self.journal.transactions[request_id].verdict is None:
+            told = await asyncio.gather(*(self._call(rank, request_id, removed) for rank in ranks))
+            ends = {rank: _call_end(http) for rank, http in zip(ranks, told, strict=True)}
+            engines = {rank: EngineApplied(http=http) for rank, http in zip(ranks, told, strict=True)}
+            await self._step("apply")
+        record = after_calls(intent, ends, engines, "")
+        current = self.journal.transactions[request_id]
+        self.journal.write(self.journal.standing, current.model_copy(update={"apply": record}))
         self._in_flight.pop(request_id, None)
+        return record
 
     async def _call(self, rank: int, request_id: str, removed: tuple[int, ...]) -> int | None:
         """The one POST to one engine. None: no answer, and nobody knows whether it arrived."""
@@ -274,44 +304,43 @@ class FakeNodeManager:
         await self._step("apply")
         return None if lost else http
 
-    def _outcome(self, transaction: Transaction) -> dict[int, int | None]:
-        if transaction.outcome is None:  # this life does not know what the last one did
-            transaction.outcome = NodeManagerReason.OUTCOME_UNKNOWN
-        if transaction.outcome == NodeManagerReason.OUTCOME_UNKNOWN:
+    def _answer(self, record: ApplyRecord) -> dict[int, int | None]:
+        if record.outcome == NodeManagerReason.OUTCOME_UNKNOWN:
             raise OutcomeUnknown(f"{self.name} does not know whether its engines were called")
-        if transaction.outcome != "accepted":
-            raise Refused(f"{self.name}: {transaction.engines}", reason=transaction.outcome)
-        return dict(transaction.engines)
+        if record.outcome != ACCEPTED:
+            raise Refused(f"{self.name}: {record.engines}", reason=record.outcome)
+        return {int(rank): applied.http for rank, applied in record.engines.items()}
 
-    def _check_generation(self, generation: int) -> None:
-        if generation < self.journal.generation:
-            raise Refused(f"generation {generation} is old", reason=NodeManagerReason.OLD_GENERATION)
-        self._see_generation(generation)
+    def _unavailable(self, ranks: tuple[int, ...]) -> dict[int, Refusal]:
+        """An engine that was last heard under another rank is not called (I14)."""
+        foreign = (rank for rank in ranks if self._answered.get(rank, rank) != rank)
+        return {rank: Refusal(NodeManagerReason.ENGINE_PROTOCOL, f"engine {rank} answered for another rank") for rank in foreign}
 
-    def _see_generation(self, generation: int) -> None:
-        self.journal.generation = generation
+    def _refused(self, refusal: Refusal, request_id: str) -> AutotomyError:
+        if refusal.reason is NodeManagerReason.OUTCOME_UNKNOWN:
+            return OutcomeUnknown(f"{self.name}: {refusal.message}")
+        return Refused(f"{self.name}, {request_id}: {refusal.message}", reason=refusal.reason)
+
+    def _saw_command(self, generation: int) -> None:
+        """One of this generation was taken."""
         self._record.saw(GenerationSeen(at=now(), receiver=self.name, generation=generation))
 
-    def _check_holder(self, request_id: str) -> None:
-        holder = self.holds(now())
-        if holder not in (None, request_id):
-            raise Refused(f"{self.name} is guarded by {holder}", reason=NodeManagerReason.GUARD_HELD)
+    def _saw_guard(self, guard: Guard) -> None:
+        """Held until its lease is over, or after an apply until the engines' own time is."""
+        held_until = guard.applied_at.sec + self._engine_recovery_timeout_sec if guard.applied_at is not None else 0.0
+        expires_at = max(guard.expires_at.sec, held_until)
+        self._record.saw(GuardSeen(at=now(), manager=self.name, request_id=guard.request_id, expires_at=expires_at))
 
-    def _check_guard(self, request_id: str, margin_sec: float) -> None:
-        guard = self.journal.guard
-        if self.holds(now()) != request_id or guard is None:
-            raise Refused(f"{self.name} is not guarded by {request_id}", reason=NodeManagerReason.NOT_GUARDED)
-        if guard.expires_at - now() < margin_sec:
-            raise Refused(f"{guard.expires_at - now():.1f} s are left", reason=NodeManagerReason.LEASE_TOO_SHORT)
 
-    def _check_identities(self, ranks: tuple[int, ...]) -> None:
-        """An engine that was last heard under another rank is not called (I14)."""
-        foreign = [rank for rank in ranks if self._answered.get(rank, rank) != rank]
-        if foreign:
-            raise Refused(f"engines {foreign} answered for other ranks", reason=NodeManagerReason.ENGINE_PROTOCOL)
+def _boot_time() -> BootTime:
+    return BootTime(boot="this boot", sec=now())
 
-    def _release(self, request_id: str) -> None:
-        """Only its own guard; a stale id never releases a newer one."""
-        if self.journal.guard is not None and self.journal.guard.request_id == request_id:
-            self.journal.guard = None
-            self._record.saw(GuardGone(at=now(), manager=self.name, request_id=request_id))
+
+def _call_end(http: int | None) -> CallEnd:
+    match http:
+        case 202:
+            return CallEnd.ACCEPTED
+        case None:
+            return CallEnd.UNKNOWN
+        case _:
+            return CallEnd.REFUSED

@@ -20,13 +20,15 @@ from domain.messages.round import (
     ViewCall,
     ViewResult,
 )
+from domain.pod.fence import Ledger, Refusal, Settle, raised
+from domain.pod.records import BootTime, Guard
 from domain.watch import ApplyReadyWatch, LookVerdict, Observation, Question, RecoveredWatch, Sight
 from lab.oracle.invariants import Invariant
 from lab.oracle.observations import ApplySeen, ViewChange, ViewSeen
 from tests.simulation.clock import now
 from tests.simulation.coordinators import FakeCoordinator
-from tests.simulation.judge import NEEDS, judge, not_judged, seen_kinds
-from tests.simulation.node_managers import FakeNodeManager, Guard
+from tests.simulation.judge import NEEDS, OLD_FOR_NOBODY, judge, not_judged, seen_kinds
+from tests.simulation.node_managers import FakeNodeManager
 from tests.simulation.ports import SimulatedPorts
 from tests.simulation.world import Parts, play
 
@@ -46,38 +48,61 @@ class ForgetsIntent(FakeNodeManager):
 
     def crash(self, for_sec: float) -> None:
         super().crash(for_sec)
-        for transaction in self.journal.transactions.values():
-            if transaction.outcome is None:
-                transaction.intent = None
+        for request_id, transaction in self.journal.transactions.items():
+            if transaction.apply is not None and transaction.apply.outcome is None:
+                self.journal.transactions[request_id] = transaction.model_copy(update={"apply": None})
 
 
 class GuardsAnyone(FakeNodeManager):
-    def _check_holder(self, request_id: str) -> None:
-        pass
+    def _ledger(self, request_id: str) -> Ledger:
+        ledger = super()._ledger(request_id)
+        own = ledger.guard is not None and ledger.guard.request_id == request_id
+        return ledger if own else dataclasses.replace(ledger, guard=None)
 
 
 class KeepsGuards(FakeNodeManager):
     """A verdict does not release the Pod."""
 
-    def _release(self, request_id: str) -> None:
-        self.journal.guard = Guard(request_id, float("inf"), float("inf"))
+    def _settle(self, settle: Settle, dead_committed: tuple[int, ...]) -> None:
+        super()._settle(settle, dead_committed)
+        kept = Guard(request_id=settle.transaction.request_id, generation=None, expires_at=_for_ever())
+        self.journal.standing = self.journal.standing.model_copy(update={"guard": kept})
 
 
 class GuardsForEver(FakeNodeManager):
     """Its leases do not end: whoever is not reached by a verdict holds the Pod."""
 
     async def guard(self, request_id: str, lease_sec: float, generation: int) -> bool:
-        return await super().guard(request_id, float("inf"), generation)
+        return await super().guard(request_id, 3600.0, generation)
 
 
 class TakesOldGenerations(FakeNodeManager):
-    def _check_generation(self, generation: int) -> None:
-        self._see_generation(generation)
+    def _ledger(self, request_id: str) -> Ledger:
+        return dataclasses.replace(super()._ledger(request_id), highest_generation=0)
+
+
+class CountsRefusedGenerations(FakeNodeManager):
+    """Whoever is turned away leaves its generation behind, and the owner's commands are old from then on."""
+
+    async def guard(self, request_id: str, lease_sec: float, generation: int) -> bool:
+        try:
+            return await super().guard(request_id, lease_sec, generation)
+        except Refused:
+            self.journal.standing = raised(self.journal.standing, generation)
+            raise
+
+
+class CountsAbortsOfStrangers(FakeNodeManager):
+    """So does whoever never had the Pod, and gives up."""
+
+    def _settle(self, settle: Settle, dead_committed: tuple[int, ...]) -> None:
+        super()._settle(settle, dead_committed)
+        self.journal.standing = raised(self.journal.standing, settle.transaction.generation)
 
 
 class NeverAsksWhoAnswers(FakeNodeManager):
-    def _check_identities(self, ranks: tuple[int, ...]) -> None:
-        pass
+    def _unavailable(self, ranks: tuple[int, ...]) -> dict[int, Refusal]:
+        return {}
 
     def _identify(self, rank: int) -> None:
         with contextlib.suppress(Refused):
@@ -90,7 +115,8 @@ class ForgetsVerdicts(FakeNodeManager):
     async def finalize(
         self, request_id: str, commit: bool, retired: tuple[int, ...], dead_committed: tuple[int, ...], generation: int
     ) -> None:
-        self.journal.of(request_id).verdict = None
+        if (known := self.journal.transactions.get(request_id)) is not None:
+            self.journal.transactions[request_id] = known.model_copy(update={"verdict": None})
         await super().finalize(request_id, not commit, retired, dead_committed, generation)
 
 
@@ -126,7 +152,8 @@ class AppliesAgain(SimulatedPorts):
             return result
         again = call.model_copy(update={"request_id": f"{call.request_id}-again", "deadline_at": now() + 5.0})
         for group in call.groups:
-            self.managers[group.manager].journal.guard = None
+            journal = self.managers[group.manager].journal
+            journal.standing = journal.standing.model_copy(update={"guard": None})
             await self._guarded(group.manager, again.request_id, call.lease_sec, call.generation, call.request_timeout_sec)
         return await super().apply(again)
 
@@ -215,6 +242,10 @@ class AbortsSome(SimulatedPorts):
         return await super().finalize(call)
 
 
+def _for_ever() -> BootTime:
+    return BootTime(boot="this boot", sec=float("inf"))
+
+
 BROKEN: list[tuple[str, Parts, str]] = [
     ("a NodeManager calls an engine twice", Parts(node_manager=CallsTwice), "I1:"),
     ("a NodeManager forgets its intent in a crash", Parts(node_manager=ForgetsIntent), "I1:"),
@@ -236,6 +267,8 @@ BROKEN: list[tuple[str, Parts, str]] = [
     ("apply leaves no survivor", Parts(ports=RemovesEverybody), "I13:"),
     ("an engine that answers for another rank is called", Parts(node_manager=NeverAsksWhoAnswers), "I14:"),
     ("an old generation is taken", Parts(node_manager=TakesOldGenerations), "I16:"),
+    ("a refused guard raises the generation", Parts(node_manager=CountsRefusedGenerations), OLD_FOR_NOBODY),
+    ("a stranger's abort raises the generation", Parts(node_manager=CountsAbortsOfStrangers), OLD_FOR_NOBODY),
     ("an overtaken view is taken", Parts(coordinator=TakesAnyRevision), "I16:"),
     ("a withdrawal before the first SET is forgotten", Parts(coordinator=ForgetsEarlyPushes), "I5:"),
     ("a verdict is changed", Parts(node_manager=ForgetsVerdicts), "committed"),

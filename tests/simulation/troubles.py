@@ -68,12 +68,13 @@ def _strike_rank(world: "World", event: Event, rank: int) -> None:
 
 
 async def _compete(world: "World", event: Event, order: RoundOrder, *, manager_index: int) -> None:
-    """Another round wants the Pod, as when its ip is reused; later it gives up."""
+    """Another round wants the Pod, as when its ip is reused; later it gives up. Its generation is of another instance's count."""
     manager = list(world.managers.values())[manager_index]
     other = f"scale-down-{event.which:031x}f"
-    await world.send(manager, lambda: manager.guard(other, world.config.lease_sec, order.generation))
+    generation = (order.generation, max(0, order.generation - 1), order.generation + 6)[event.which % 3]
+    await world.send(manager, lambda: manager.guard(other, world.config.lease_sec, generation))
     await asyncio.sleep(event.for_sec)
-    await world.send(manager, lambda: manager.finalize(other, False, (), (), order.generation))
+    await world.send(manager, lambda: manager.finalize(other, False, (), (), generation))
 
 
 async def _repeat_the_past(world: "World", *, manager_index: int) -> None:

@@ -12,6 +12,7 @@ from random import Random
 from domain.engine import EngineStatus, FtCapability
 from domain.errors import AutotomyError
 from domain.messages.round import FinalizeCall, RoundOrder, RoundOutcome, RoundReport
+from domain.pod.records import Verdict
 from domain.round.scale_down import RoundPorts, run_round
 from domain.runtime import FtPhase, can_serve, resting_phase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
@@ -132,15 +133,15 @@ class World:
             observed=observed,
             rounds=rounds,
             timeline=self.record.timeline,
-            guards_left=[m.name for m in self.managers.values() if m.holds(now()) is not None],
+            guards_left=[m.name for m in self.managers.values() if m.holds() is not None],
             not_converged=not_converged,
             verdicts={
-                (manager.name, request_id): transaction.verdict
+                (manager.name, request_id): transaction.verdict is Verdict.COMMITTED
                 for manager in self.managers.values()
                 for request_id, transaction in manager.journal.transactions.items()
                 if transaction.verdict is not None
             },
-            retired={manager.name: manager.journal.retired for manager in self.managers.values()},
+            retired={manager.name: set(manager.journal.standing.retired) for manager in self.managers.values()},
         )
 
     async def _round(self, plan: RoundPlan) -> RoundPlayed:

@@ -108,6 +108,18 @@ async def test_refusals_are_those_of_the_contract(played: Played) -> None:
     assert over.value.reason == NodeManagerReason.VERDICT_KNOWN
 
 
+async def test_who_is_turned_away_leaves_no_trace(played: Played) -> None:
+    """Generations of two instances are not comparable: the owner's must not become old by a stranger's number."""
+    await played.guard("round-1", generation=3)
+    with pytest.raises(PeerRefused) as held:
+        await played.guard("round-2", generation=9)
+    assert held.value.reason == NodeManagerReason.GUARD_HELD
+    stranger = FinalizeRequest(request_id="round-2", commit=False, retired_endpoint_ids=(), generation=9)
+    await played.client.finalize(stranger, 5.0)
+    assert (await played.client.journal(5.0)).highest_generation == 3
+    await played.guard("round-1", generation=3)
+
+
 async def test_a_healthy_engine_takes_no_command(played: Played) -> None:
     await played.guard("round-1")
     await played.apply("round-1")

@@ -10,13 +10,15 @@ crash swallowed the answer, learns that nobody knows, for ever.
 
 Refused commands change nothing, the highest generation included: a second round that is turned away must leave the
 first one untouched.
+
+A `decide_…` says what may be done, an `after_…` what the Pod knows once it was. Who keeps that, and how durably, is another
+matter: a NodeManager's journal, the simulation and the benchmark's played Pods all ask here.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from domain.engine import Instruction
 from domain.messages.node_manager import (
     ApplyRequest,
     EngineApplied,
@@ -24,80 +26,19 @@ from domain.messages.node_manager import (
     GuardRequest,
     NodeManagerReason,
 )
-from domain.model import Strict
-from node_manager.boot_clock import BootTime
+from domain.pod.records import (
+    ACCEPTED,
+    ApplyBody,
+    ApplyRecord,
+    BootTime,
+    CallEnd,
+    Guard,
+    PodStanding,
+    Transaction,
+    Verdict,
+)
 
-ACCEPTED = "accepted"
-"""`ApplyRecord.outcome` where every engine answered 202; any other outcome is a `NodeManagerReason`."""
-
-
-class Verdict(StrEnum):
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-
-
-class Guard(Strict):
-    """Which request id took the Pod last, until when. It stays recorded after its lease; a verdict removes it."""
-
-    request_id: str
-    generation: int | None
-    expires_at: BootTime
-    applied_at: BootTime | None = None
-
-    def remaining_sec(self, now: BootTime) -> float:
-        """What is left of the lease; of another boot's lease, nothing."""
-        return max(0.0, self.expires_at.sec - now.sec) if self.expires_at.boot == now.boot else 0.0
-
-    def live(self, now: BootTime, engine_recovery_timeout_sec: float) -> bool:
-        """Whether other ids are kept out: while the lease lasts, and between apply and verdict until the engines' own
-        time is over, because until then nobody knows what they became."""
-        if self.remaining_sec(now) > 0:
-            return True
-        applied = self.applied_at
-        return applied is not None and applied.boot == now.boot and now.sec < applied.sec + engine_recovery_timeout_sec
-
-
-class ApplyBody(Strict):
-    """What makes two applies the same: everything but the margin, which belongs to the sending, in one order."""
-
-    endpoint_ids: tuple[int, ...]
-    instruction: Instruction
-    removed_dp_ranks: tuple[int, ...]
-    dp_master_ip: str | None
-    dp_master_rank: int | None
-    generation: int | None
-
-    @classmethod
-    def of(cls, request: ApplyRequest) -> "ApplyBody":
-        return cls(
-            endpoint_ids=tuple(sorted(request.endpoint_ids)),
-            instruction=request.instruction,
-            removed_dp_ranks=tuple(sorted(set(request.params.removed_dp_ranks))),
-            dp_master_ip=request.params.dp_master_ip,
-            dp_master_rank=request.params.dp_master_rank,
-            generation=request.generation,
-        )
-
-
-class ApplyRecord(Strict):
-    """One apply: `outcome` is None from the intent until the engines' answers are recorded."""
-
-    body: ApplyBody
-    outcome: str | None = None
-    message: str = ""
-    engines: dict[str, EngineApplied] = {}
-
-
-class Transaction(Strict):
-    """Everything under one request id. `taken_over_by`: the id that took the Pod after this one's lease had lapsed."""
-
-    request_id: str
-    generation: int | None = None
-    guarded: bool = False
-    taken_over_by: str | None = None
-    apply: ApplyRecord | None = None
-    verdict: Verdict | None = None
-    retired: tuple[int, ...] = ()
+S = TypeVar("S", bound=PodStanding)
 
 
 @dataclass(frozen=True)
@@ -109,14 +50,15 @@ class Ledger:
     transaction: Transaction | None
     engine_recovery_timeout_sec: float
 
+    @classmethod
+    def of(cls, standing: PodStanding, transaction: Transaction | None, engine_recovery_timeout_sec: float) -> "Ledger":
+        return cls(standing.highest_generation, standing.guard, transaction, engine_recovery_timeout_sec)
+
     def known(self, request_id: str) -> Transaction:
         return self.transaction or Transaction(request_id=request_id)
 
     def overtaken(self, generation: int | None) -> bool:
         return generation is not None and generation < self.highest_generation
-
-    def raised(self, generation: int | None) -> int:
-        return max(self.highest_generation, generation or 0)
 
 
 @dataclass(frozen=True)
@@ -170,6 +112,10 @@ class Settle:
     release: bool
     generation: int | None
 
+    def retiring(self, leaving: Collection[int]) -> "Settle":
+        """The same, with the ranks of this Pod that leave by it."""
+        return replace(self, transaction=self.transaction.model_copy(update={"retired": tuple(leaving)}))
+
 
 @dataclass(frozen=True)
 class Repeated:
@@ -203,6 +149,16 @@ def decide_guard(request: GuardRequest, ledger: Ledger, now: BootTime) -> Grante
     )
 
 
+def after_guard(standing: S, granted: Granted) -> S:
+    """The Pod is this id's."""
+    return raised(standing, granted.guard.generation).model_copy(update={"guard": granted.guard})
+
+
+def taken_over(displaced: Transaction, granted: Granted) -> Transaction:
+    """What becomes of the transaction whose lapsed guard was replaced: it does not get the Pod back."""
+    return displaced.model_copy(update={"taken_over_by": granted.guard.request_id})
+
+
 def decide_apply(
     request: ApplyRequest, ledger: Ledger, now: BootTime, *, in_flight: bool, unavailable: Mapping[int, Refusal]
 ) -> Begin | Join | Replay | Refusal:
@@ -233,6 +189,26 @@ def decide_apply(
     )
 
 
+def after_intent(standing: S, begin: Begin) -> S:
+    """Engines may have been called from here on: the guard outlives its lease."""
+    assert begin.transaction.apply is not None
+    return raised(standing, begin.transaction.apply.body.generation).model_copy(update={"guard": begin.guard})
+
+
+def after_calls(intent: ApplyRecord, ends: Mapping[int, CallEnd], engines: Mapping[int, EngineApplied], why: str) -> ApplyRecord:
+    """The outcome of an apply: one call of which nobody knows makes all of it unknown."""
+    if CallEnd.UNKNOWN in ends.values():
+        outcome = NodeManagerReason.OUTCOME_UNKNOWN.value
+    elif all(end is CallEnd.ACCEPTED for end in ends.values()):
+        outcome = ACCEPTED
+    elif all(end is CallEnd.PREVENTED for end in ends.values()):
+        outcome = NodeManagerReason.ABORTED.value
+    else:
+        outcome = NodeManagerReason.ENGINE_REFUSED.value
+    told = {str(rank): applied for rank, applied in engines.items()}
+    return intent.model_copy(update={"outcome": outcome, "engines": told, "message": why})
+
+
 def decide_finalize(request: FinalizeRequest, ledger: Ledger) -> Settle | Repeated | Refusal:
     """May this verdict be recorded? An abort always may: under its own id it can only end what nobody else owns."""
     transaction = ledger.known(request.request_id)
@@ -259,6 +235,34 @@ def decide_finalize(request: FinalizeRequest, ledger: Ledger) -> Settle | Repeat
     return Settle(transaction=settled, retire=request.commit, release=own, generation=proven)
 
 
+def after_verdict(standing: S, settle: Settle, *, dead_committed: Collection[int] = ()) -> S:
+    """A verdict is recorded. A commit retires ranks, and names all that have left the instance."""
+    guard = None if settle.release else standing.guard
+    known = raised(standing, settle.generation).model_copy(update={"guard": guard})
+    return retiring(known, settle.transaction.retired, dead_committed) if settle.retire else known
+
+
+def retiring(standing: S, leaving: Collection[int], dead_committed: Collection[int]) -> S:
+    """These ranks of this Pod have left the group, those of the whole instance."""
+    retired, dead = {*standing.retired, *leaving}, {*standing.dead_committed, *dead_committed}
+    return standing.model_copy(update={"retired": tuple(sorted(retired)), "dead_committed": tuple(sorted(dead))})
+
+
+def after_start(
+    standing: S, generation: int, *, own: Collection[int], dead_committed: Collection[int], voided: Collection[Transaction]
+) -> S:
+    """A start of this generation: its instance begins anew here. `own`: this Pod's ranks; `voided`: what the start ended."""
+    ended = {transaction.request_id for transaction in voided}
+    guard = standing.guard if standing.guard is not None and standing.guard.request_id not in ended else None
+    fresh = standing.model_copy(update={"highest_generation": generation, "guard": guard, "retired": (), "dead_committed": ()})
+    return retiring(fresh, set(own) & set(dead_committed), dead_committed)
+
+
+def raised(standing: S, generation: int | None) -> S:
+    """A command of this generation was taken."""
+    return standing.model_copy(update={"highest_generation": max(standing.highest_generation, generation or 0)})
+
+
 def old_generation(generation: int | None, highest: int) -> Refusal | None:
     """The fence of start, stop and engine-restart."""
     if generation is not None and generation < highest:
@@ -274,9 +278,10 @@ def other_instance(instance_id: int | None, owner: int | None) -> Refusal | None
     return Refusal(NodeManagerReason.OTHER_INSTANCE, why)
 
 
-def voided_by_start(transaction: Transaction, generation: int) -> bool:
-    """Whether a start of `generation` ends this open transaction: its instance was rebuilt under it."""
-    return transaction.verdict is None and transaction.generation is not None and transaction.generation < generation
+def voided_by_start(transactions: Iterable[Transaction], generation: int) -> tuple[Transaction, ...]:
+    """The open transactions that a start of `generation` ends, with the verdict that it gives them."""
+    older = (t for t in transactions if t.verdict is None and t.generation is not None and t.generation < generation)
+    return tuple(t.model_copy(update={"verdict": Verdict.ABORTED}) for t in older)
 
 
 def duplicates(ranks: Collection[int]) -> tuple[int, ...]:
