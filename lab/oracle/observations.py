@@ -87,12 +87,12 @@ class RecoveredSeen(Observation):
 class GuardSeen(Observation):
     """A NodeManager granted or renewed a guard. `expires_at`: when it ends by itself, unless it is renewed.
 
-    That is the end of the lease; after an apply, of the engines' own time where that is later.
+    That is the end of the lease; after an apply, of the engines' own time where that is later; infinite where nobody told it.
     """
 
     manager: str
     request_id: RequestId
-    expires_at: float
+    expires_at: float = Field(allow_inf_nan=True)
 
 
 class GuardGone(Observation):
