@@ -12,11 +12,11 @@ costs a connection for seconds.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from starlette.responses import Response
+from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -28,6 +28,9 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 HEAD_SEC: Final = 10.0
 BODY_SEC: Final = 30.0
 
+_LONGEST_LENGTH: Final = 15
+"""Digits of a Content-Length that can be anybody's."""
+
 
 class DoorReason(StrEnum):
     """Why a request was not let in."""
@@ -37,92 +40,70 @@ class DoorReason(StrEnum):
     TOO_SLOW = "TOO_SLOW"
 
 
-Refuse = Callable[[int, str, str], Response]
-"""Makes the answer of a refusal, in the envelope of its process: HTTP status, reason, message."""
+class NotLetIn(HTTPException):
+    """A request that does not pass the door; raised where its handler asks for the body."""
+
+    def __init__(self, status: int, reason: DoorReason, message: str) -> None:
+        rest_is_not_read = {"connection": "close"} if status != 400 else None
+        super().__init__(status, message, headers=rest_is_not_read)
+        self.reason = reason
 
 
 class BodyDoor:
-    """ASGI middleware. `limits`: bytes by the beginning of a path; the longest that fits counts."""
+    """ASGI middleware. `limits`: bytes by the beginning of a path; the longest that fits counts.
 
-    def __init__(self, app: ASGIApp, *, limits: Mapping[str, int], refuse: Refuse, body_sec: float = BODY_SEC) -> None:
+    It stands where the body is asked for: an unknown route is a 404 and a switched-off one too, whatever they are sent.
+    """
+
+    def __init__(self, app: ASGIApp, *, limits: Mapping[str, int], body_sec: float = BODY_SEC) -> None:
         self._app = app
         self._limits = sorted(limits.items(), key=lambda one: len(one[0]), reverse=True)
-        self._refuse = refuse
         self._body_sec = body_sec
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        asked = False
+
+        async def checked() -> Message:
+            nonlocal asked
+            if asked:
+                return await receive()
+            asked = True
+            return await self._whole(scope, receive)
+
+        await self._app(scope, checked, send)
+
+    async def _whole(self, scope: Scope, receive: Receive) -> Message:
+        """The body as one message, or that the client has hung up. Raises `NotLetIn`."""
         limit = next((limit for prefix, limit in self._limits if scope["path"].startswith(prefix)), MAX_BODY_BYTES)
         try:
             async with asyncio.timeout(self._body_sec):
-                body = await _body(scope, receive, limit)
-        except _TooLarge:
-            why = f"the body is larger than {limit:,} bytes, which is the limit of {scope['path'][:200]}"
-            await self._close(413, DoorReason.TOO_LARGE, why, scope, receive, send)
-            return
+                message = await _read(scope, receive, limit)
         except TimeoutError:
-            why = f"the body was not complete within {self._body_sec:g} s"
-            await self._close(408, DoorReason.TOO_SLOW, why, scope, receive, send)
-            return
-        except _Gone:
-            return
+            raise NotLetIn(408, DoorReason.TOO_SLOW, f"the body was not complete within {self._body_sec:g} s") from None
         try:
-            if body:
-                read_json(body)
+            if message.get("body"):
+                read_json(message["body"])
         except ValueError as error:
-            answer = self._refuse(400, DoorReason.MALFORMED_JSON, f"the body is not JSON: {error}")
-            await answer(scope, receive, send)
-            return
-        await self._app(scope, _again(body, receive), send)
-
-    async def _close(self, status: int, reason: str, message: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """The rest of the body is not waited for."""
-        answer = self._refuse(status, reason, message)
-        answer.headers["connection"] = "close"
-        await answer(scope, receive, send)
+            raise NotLetIn(400, DoorReason.MALFORMED_JSON, f"the body is not JSON: {error}") from None
+        return message
 
 
-class _TooLarge(Exception):
-    """More than its route takes."""
-
-
-class _Gone(Exception):
-    """The client hung up before its request was complete."""
-
-
-async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def _read(scope: Scope, receive: Receive, limit: int) -> Message:
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if len(announced) > 15 or int(announced) > limit:
-        raise _TooLarge
     parts: list[bytes] = []
-    size = 0
-    while True:
+    size = int(announced) if len(announced) <= _LONGEST_LENGTH else limit + 1
+    while size <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _TooLarge
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then whatever comes after it."""
-    told = False
-
-    async def next_message() -> Message:
-        nonlocal told
-        if told:
-            return await receive()
-        told = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return next_message
+            return message
+        parts.append(message.get("body", b""))
+        size = sum(map(len, parts))
+        if size <= limit and not message.get("more_body", False):
+            return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+    raise NotLetIn(413, DoorReason.TOO_LARGE, f"the body is larger than {limit:,} bytes, the limit of {scope['path'][:200]}")
 
 
 class PunctualProtocol(H11Protocol):

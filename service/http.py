@@ -36,7 +36,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from domain.errors import AutotomyError, Refused, Transient
-from service.door import BodyDoor, DoorReason, PunctualProtocol
+from service.door import BodyDoor, DoorReason, NotLetIn, PunctualProtocol
 from service.stop import sleep_unless_stopped
 
 log = logging.getLogger(__name__)
@@ -104,10 +104,11 @@ def create_app(
     `body_limits`: bytes by the beginning of a path, for routes that take larger bodies than most (`service.door`).
     """
     app = FastAPI(title=title, lifespan=lifespan, redoc_url=None, strict_content_type=False)
-    app.add_middleware(BodyDoor, limits=body_limits, refuse=failure)
+    app.add_middleware(BodyDoor, limits=body_limits)
     app.add_middleware(_BugBarrier)
     app.add_exception_handler(HttpError, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(NotLetIn, _on_not_let_in)
     app.add_exception_handler(HTTPException, _on_starlette_error)
     app.add_exception_handler(AutotomyError, _on_domain_error)
     return app
@@ -121,6 +122,11 @@ async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
 async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return invalid(error.errors()).response()
+
+
+async def _on_not_let_in(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NotLetIn)
+    return failure(error.status_code, error.reason, error.detail, headers=error.headers)
 
 
 async def _on_starlette_error(request: Request, error: Exception) -> JSONResponse:

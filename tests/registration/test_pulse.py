@@ -128,10 +128,10 @@ async def test_two_apis_that_never_hear_a_pod_ask_it_and_only_a_mute_one_is_lost
             await eventually(lambda: _lost(here, 71), "the loss is told")
 
 
-async def test_an_address_that_cannot_be_one_is_that_pods_trouble_alone(here: Installation) -> None:
+async def test_an_address_that_leads_nowhere_is_that_pods_trouble_alone(here: Installation) -> None:
     impatient = config(heartbeat_interval_sec=0.1, heartbeat_timeout_sec=0.3)
     async with a_node_manager(73) as fake:
-        await declared(here, 72, 1026, ip="10.0.0.256")
+        await declared(here, 72, 1026, ip="nowhere.invalid")
         await declared(here, 73, fake.port)
         async with an_api(here.settings, here.world.task_queue, impatient):
             await eventually(lambda: fake.asked >= 3, "the other one is asked again and again")

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from domain.model import Said, Strict
 from service.door import BodyDoor, PunctualProtocol
-from service.http import bind, create_app, failure, serve_socket, success, url_of
+from service.http import bind, create_app, serve_socket, success, url_of
 
 LIMIT = 10_000
 LARGER = 100_000
@@ -102,17 +102,21 @@ async def test_a_body_over_its_routes_limit_is_refused_before_it_is_read() -> No
         assert (await http.post("/notes", json={"text": "a"})).status_code == 200
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    async def never(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError("the handler must not see it")
-
-    async with served(BodyDoor(never, limits={}, refuse=failure, body_sec=0.2)) as http:
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BodyDoor.__init__, "__kwdefaults__", {"body_sec": 0.2})
+    async with served(an_app()) as http:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(b"POST /notes HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{")
         answer = await asyncio.wait_for(reader.read(), 10)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 408")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["data"]["reason"] == "TOO_SLOW"
+
+
+async def test_an_unknown_route_is_a_404_whatever_it_is_sent() -> None:
+    async with served(an_app()) as http:
+        for body in (b"{", b"x" * 2_000_000):
+            assert (await http.post("/nowhere", content=body)).status_code == 404
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /notes HT", b"GET / HTTP/1.1\r\nhost: a\r\n"], ids=["nothing", "half", "no-end"])
