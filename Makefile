@@ -1,10 +1,13 @@
-# Autotomy: `make demo` shows it, `make test` proves it. Needs Python 3.11+, make and the package registry; nothing else.
+# Autotomy: `make demo` shows it, `make test` and `make verify` prove it. Needs Python 3.11+, make and the package registry; nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-installations test-parts check histories soak format clean
+# A run starts hundreds of Python processes: each reads the bytecode that the first one wrote, also where images say otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup demo check pure fast test verify soak histories format clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,20 +32,36 @@ check: setup  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## every check: the above and all tests, in two halves side by side
-	$(MAKE) --no-print-directory --jobs 2 test-installations test-parts
+# The tests of what needs no server and no other process: rules, the simulated world's parts, judges, pages. The two long searches
+# among them take half a minute, and have their turn in `make test`.
+PURE_DRILLS := command default_bundle endings every_check figures judge report retry
+SEARCHES := tests/domain/test_instance_life.py tests/simulation/test_simulation.py
+PURE := $(filter-out $(SEARCHES), $(wildcard \
+    tests/domain/test_*.py tests/domain/*/test_*.py tests/simulation/test_*.py tests/lab/oracle/test_*.py \
+    tests/deploy/*_page.py $(PURE_DRILLS:%=tests/lab/drills/test_%.py)))
 
-# Most of the time a test waits for processes: drills, which start whole installations, beside everything else.
-test-installations: setup
-	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/installations tests/lab/drills tests/lab/stack
+# Four tests at a time (tests/side_by_side.py), and one line that tells how far it is (tests/progress.py).
+PYTEST := $(BIN)/pytest --quiet --progress --override-ini console_output_style=classic
+SIDE_BY_SIDE := --numprocesses 4 --no-loadscope-reorder
 
-test-parts: setup
-	$(BIN)/pytest -m "not soak" -o cache_dir=.pytest_cache/parts --ignore tests/lab/drills --ignore tests/lab/stack
+fast: setup  ## while you work: check, and the tests of what is pure (a minute)
+	@$(MAKE) --no-print-directory --jobs 2 check pure
+
+pure: setup
+	@echo "tests of what is pure"
+	@$(PYTEST) -m "not soak and not verify" $(PURE)
+
+test: fast  ## before you push: fast, every process by itself, ten drills, five restart cells (six minutes)
+	@echo "every other test, but those of make verify and make soak"
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not soak and not verify" $(PURE:%=--ignore=%)
+
+verify: setup  ## what test leaves out: all other drills and restart cells that are not in soak; CI runs test and this
+	$(PYTEST) $(SIDE_BY_SIDE) -m "verify and not soak"
 
 histories: setup  ## record the golden histories anew (docs/changing-workflows.md says when)
 	AUTOTOMY_RECORD_HISTORIES=1 $(BIN)/pytest tests/workflows -m "not soak"
 
-soak: setup  ## the long suites: every drill ten times, long simulations
+soak: setup  ## the long suites: every drill ten times, the whole restart table, long simulations (hours)
 	$(BIN)/pytest -m soak
 
 format: setup  ## format and fix what ruff can

@@ -8,11 +8,29 @@ from collections.abc import Iterator
 import hypothesis  # noqa: F401, its plugin imports it at a session's end, and CPython 3.11 may then fail with "AST constructor recursion"
 import pytest
 from temporalio.client import Client
+from xdist.remote import Producer
 
 from service.leave import leave
 from service.temporal import connect, server_command
+from tests.progress import Progress
+from tests.side_by_side import SideBySide
 
 _SESSION = pytest.StashKey[pytest.Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--progress", action="store_true", help="one line that tells how far the run is (tests/progress.py)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("progress") and terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(terminal))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide:
+    return SideBySide(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -3,9 +3,9 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from lab.stack.ports import PortLease
 AUTOTOMY = Path(sys.executable).parent / "autotomy"
 
 
-def autotomy(*arguments: str, within_sec: float = 20.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def autotomy(*arguments: str, within_sec: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTOMY_", "TEMPORAL_"))}
     return subprocess.run(
         [AUTOTOMY, *arguments], capture_output=True, text=True, timeout=within_sec, env={**env, **environment}, check=False
@@ -24,9 +24,9 @@ def autotomy(*arguments: str, within_sec: float = 20.0, **environment: str) -> s
 
 
 def test_help_names_every_command_and_comes_at_once() -> None:
-    began_at = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     shown = autotomy("--help")
-    took_sec = time.monotonic() - began_at
+    took_sec = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert shown.returncode == 0
     for command in (
         "demo",
@@ -43,7 +43,7 @@ def test_help_names_every_command_and_comes_at_once() -> None:
         "explain",
     ):
         assert f"  {command} " in shown.stdout
-    assert took_sec < 3.0, "imports at the top of the command"
+    assert took_sec < 0.6, "of the processor's time: imports at the top of the command"
 
 
 def test_the_version_tells_what_a_report_of_a_bug_needs() -> None:

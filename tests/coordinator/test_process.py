@@ -75,7 +75,7 @@ async def started(*arguments: str) -> AsyncIterator[Process]:
     log: list[str] = []
     reading = asyncio.create_task(_read(process, log))
     try:
-        await eventually(lambda: len(_urls(log)) == 2, f"both listeners: {log}", within_sec=20)
+        await eventually(lambda: len(_urls(log)) == 2, f"both listeners: {log}", within_sec=60)
         advertised = next(m.group(1) for line in log if (m := re.search(r"advertised=(\S+)", line)))
         inference = next(url for url in _urls(log) if url != advertised)
         yield Process(process, inference, advertised, log)
@@ -191,7 +191,7 @@ async def ended(*arguments: str) -> tuple[int | None, str]:
         sys.executable, "-m", "coordinator", *arguments, stderr=asyncio.subprocess.PIPE
     )
     try:
-        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -1,7 +1,7 @@
 """The drills themselves: the scenarios of acceptance A and C, run as a user runs them and judged from outside.
 
-Each test starts an installation of real processes. `make test` runs each once; `make soak` ten times in a row, and
-writes the table of where soft-rank's time goes.
+Each test starts an installation of real processes. `make test` runs ten of them once, `make verify` the others but the
+slow ones; `make soak` runs each ten times in a row, and writes the table of where soft-rank's time goes.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,21 @@ BUNDLE = {"report.json", "report.md", "timeline.svg", "timeline.jsonl", "applies
 DIRECTORIES = {"histories", "logs"}
 
 
+REPRESENTATIVE = {
+    "soft-rank",
+    "soft-rank0",
+    "soft-idle",
+    "consecutive",
+    "pod-empty",
+    "rebuilt-after-shrink",
+    "all-unhealthy-fast",
+    "multi-rank",
+    "hw-first-seen",
+    "controller-restart",
+}
+"""One of each kind: in place, with another master, without requests, twice, a whole Pod, rebuilt, retried, several at once,
+by hardware, with a killed worker."""
+
 SLOW = {
     "hw-first-unseen",
     "hw-already-removed",
@@ -52,8 +66,14 @@ MINUTES = {"gate", "engine-failure"}
 """Several faults in turn: one run is ten of another drill's."""
 
 
-def by_pace(names: Iterable[str]) -> list[object]:
-    return [pytest.param(name, marks=pytest.mark.soak) if name in SLOW else name for name in names]
+def by_pace(name: str) -> object:
+    late = [pytest.mark.soak] if name in SLOW else [pytest.mark.verify] if name not in REPRESENTATIVE else []
+    return pytest.param(name, marks=late)
+
+
+def test_every_drill_has_its_pace() -> None:
+    assert set(all_drills()) >= REPRESENTATIVE | SLOW
+    assert (len(REPRESENTATIVE), REPRESENTATIVE & SLOW) == (10, set())
 
 
 async def run(drill: Drill, out: Path) -> DrillReport:
@@ -66,7 +86,7 @@ def complaint(report: DrillReport) -> str:
     return "\n".join([f"drill {report.drill} did not pass; {report.bundle}", str(report.failure), *wrong])
 
 
-@pytest.mark.parametrize("name", by_pace(all_drills()))
+@pytest.mark.parametrize("name", list(map(by_pace, all_drills())))
 async def test_drill_passes(name: str, tmp_path: Path) -> None:
     report = await run(find(name), tmp_path / name)
     assert report.passed, complaint(report)
@@ -74,6 +94,7 @@ async def test_drill_passes(name: str, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / name).iterdir()} == BUNDLE | DIRECTORIES
 
 
+@pytest.mark.verify
 async def test_killed_worker_between_commit_point_and_finalize_changes_nothing(tmp_path: Path) -> None:
     report = await run(restart_drill(find_cell("worker", "commit-point")), tmp_path / "restart")
     assert report.passed, complaint(report)
@@ -81,6 +102,7 @@ async def test_killed_worker_between_commit_point_and_finalize_changes_nothing(t
     assert report.figures.dead_committed == (1,)
 
 
+@pytest.mark.verify
 async def test_command_line_prints_the_result_as_its_last_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lab.drills", "soft-rank", "--json", "--out", str(tmp_path / "out")]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
@@ -92,6 +114,7 @@ async def test_command_line_prints_the_result_as_its_last_line(tmp_path: Path) -
     assert told["figures"]["non_default_timers"]
 
 
+@pytest.mark.verify
 async def test_drill_that_does_not_get_what_it_expects_is_red_and_says_why(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         scene.kill_workers(1)
@@ -107,6 +130,7 @@ async def test_drill_that_does_not_get_what_it_expects_is_red_and_says_why(tmp_p
     assert (tmp_path / "out" / "report.md").read_text(encoding="utf-8").startswith("# Drill soft-rank: FAILED")
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 async def test_ended_drill_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
     name, value = "DRILL_TEST_MARK", secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""A whole Pod restarts in the middle of a round: three chosen cells in each run of the tests, all of them in `make soak`."""
+"""A whole Pod restarts in the middle of a round: three chosen cells in `make verify`, all of them in `make soak`."""
 
 import asyncio
 from dataclasses import replace
@@ -48,6 +48,7 @@ async def complaints(cell: PodCell, out: Path) -> list[str]:
     return [] if report.passed else [str(cell), str(report.failure), *wrong]
 
 
+@pytest.mark.verify
 async def test_pods_that_restart_in_a_round_end_as_the_table_says(tmp_path: Path) -> None:
     """The chosen cells, two installations at a time."""
     lanes = asyncio.Semaphore(2)

@@ -187,6 +187,7 @@ def complaint(check: Finding) -> str:
     return "" if check.ok else f"{check.name}: {check.detail}"
 
 
+@pytest.mark.verify
 async def test_stock_rules_kill_the_recovered_pool_and_ours_keep_it(tmp_path: Path) -> None:
     pair = tuple(column for column in COLUMNS if column.scale_down)
     clock = Clock(factor=15, observe_until=126)
