@@ -9,6 +9,7 @@ from pydantic import StrictBool, ValidationError
 from api.errors import ApiReason
 from api.explain import explained
 from api.gateway import UpdateRefused, WorkflowUnknown, stamp
+from api.registry import tell_registry
 from api.state import Api, unknown
 from api.status import assembling_record
 from domain.instance.plan import Plan, PlanRequest
@@ -26,20 +27,15 @@ from domain.messages.fault_manager import (
 )
 from domain.messages.instance_registry import (
     DECLARE_UPDATE,
-    INSTANCE_REGISTRY_ID,
-    INSTANCES_QUERY,
     REMOVE_UPDATE,
     DeclareCall,
     RegistryOutcome,
     RegistryReply,
     RemoveCall,
 )
-from domain.messages.receivers import instance_registry
 from domain.model import MAX_INSTANCE_ID, Said, Strict
-from domain.registration import RegistryState
 from domain.topology import Topology
 from service.http import HttpError, HttpReason, invalid, success
-from service.registry_memory import from_fault_managers
 
 InstanceId = Annotated[int, Path(ge=0, le=MAX_INSTANCE_ID)]
 
@@ -158,20 +154,11 @@ def _ranks(topology: Topology, text: str) -> tuple[int, ...]:
 
 async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> RegistryReply:
     try:
-        registry = instance_registry(await registry_start(api))
-        reply = await api.gateway.update_with_start(registry, update, call, RegistryReply)
+        reply = await tell_registry(api, update, call, RegistryReply)
     except UpdateRefused as refused:
         raise HttpError(409, ApiReason.ENDING, str(refused), outcome=refused.reason) from None
     api.instances.forget()
     return reply
-
-
-async def registry_start(api: Api) -> RegistryState:
-    """What a registry starts with where none runs: what is remembered of the one before it. Raises HttpError 503."""
-    try:
-        return await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryState)
-    except WorkflowUnknown:
-        return await api.gateway.ask(from_fault_managers)
 
 
 async def _remove(api: Api, call: RemoveCall) -> Response:

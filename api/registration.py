@@ -11,9 +11,9 @@ from fastapi import APIRouter, Response
 from api.errors import ApiReason
 from api.gateway import UpdateRefused, WorkflowUnknown
 from api.heartbeats import removed_for
+from api.registry import tell_registry
 from api.state import Api
 from domain.messages.instance_registry import REGISTER_UPDATE, RegisterCall, RegisterResult
-from domain.messages.receivers import instance_registry
 from domain.messages.registration import Hold, RegisterReply, RegisterRequest
 from domain.registration import (
     Assembly,
@@ -39,11 +39,11 @@ def registration_routes(api: Api) -> APIRouter:
         view = await api.instances.view()
         instance, assembly = _find(view, body)
         if instance is None and not (assembly is not None and assembly.has(body)):
-            result = await _tell_registry(api, view, body, is_joining=False)
+            result = await _register(api, body, is_joining=False)
             view = await api.instances.view(version=result.version)
             instance, assembly = _find(view, body)
         if instance is not None:
-            return success(await _assembled(api, view, instance, body))
+            return success(await _assembled(api, instance, body))
         if assembly is None:
             raise HttpError(503, ApiReason.UNKNOWN_INSTANCE, "the instance was removed in this moment; register again")
         return success(_waiting(api, assembly, body))
@@ -56,11 +56,11 @@ def _find(view: RegistryState, body: RegisterRequest) -> tuple[RegisteredInstanc
     return instance, next((one for one in view.assemblies if one.job_name == body.job_name), None)
 
 
-async def _tell_registry(api: Api, view: RegistryState, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
+async def _register(api: Api, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
     call = RegisterCall(request=body, config=api.config, joining=is_joining)
     try:
         async with api.registering:
-            result = await api.gateway.update_with_start(instance_registry(view), REGISTER_UPDATE, call, RegisterResult)
+            result = await tell_registry(api, REGISTER_UPDATE, call, RegisterResult)
     except UpdateRefused as refused:
         raise HttpError(503, ApiReason.ENDING, str(refused), headers={"Retry-After": "1"}) from None
     if result.admission.refused:
@@ -68,14 +68,14 @@ async def _tell_registry(api: Api, view: RegistryState, body: RegisterRequest, *
     return result
 
 
-async def _assembled(api: Api, view: RegistryState, instance: RegisteredInstance, body: RegisterRequest) -> RegisterReply:
+async def _assembled(api: Api, instance: RegisteredInstance, body: RegisterRequest) -> RegisterReply:
     topology, lives = await api.instances.topology(instance), instance.lives
     if (why := place_of(topology, body)) is not None:
         api.strangers.note(topology.instance_id, body.address, why)
         raise HttpError(409, ApiReason.FOREIGN_POD, why, instance_id=topology.instance_id)
     record = await _record(api, topology)
     if record is not None and joining(record.phase) and lives.get(str(body.address)) != body.incarnation:
-        await _tell_registry(api, view, body, is_joining=True)
+        await _register(api, body, is_joining=True)
         api.instances.forget()
     held = _hold(body, lives, record)
     if held is not None and record is not None and lives.get(str(body.address)) != body.incarnation:
