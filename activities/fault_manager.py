@@ -25,12 +25,16 @@ from domain.messages.fault_manager import (
     FaultManagerStart,
     LookUpCall,
     LookUpResult,
+    OwnedTopology,
+    OwnedTopologyCall,
     ProgressReport,
     Reported,
     StrategyState,
+    fault_manager_id,
 )
 from domain.messages.receivers import fault_manager
 from domain.messages.strategy import REPORTS, StrategyEnd
+from service.fault_manager_input import fault_manager_input
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +102,21 @@ class FaultManagerActivities:
     async def _signal(self, start: FaultManagerStart, signal: str, argument: BaseModel) -> None:
         receiver = fault_manager(start)
         await signal_with_start(self._client, self._task_queue, receiver, signal, argument, timeout_sec=_RPC_TIMEOUT_SEC)
+
+    @activity.defn
+    async def owned_topology(self, call: OwnedTopologyCall) -> OwnedTopology:
+        """For which topology the FaultManager that runs under this id was started. Raises Transient: nobody can say now."""
+        async with attempt("owned_topology"):
+            workflow_id = fault_manager_id(call.instance_id)
+            try:
+                found = await self._client.get_workflow_handle(workflow_id).describe()
+                runs = found.status is WorkflowExecutionStatus.RUNNING
+                start = await fault_manager_input(self._client, workflow_id, found.run_id) if runs else None
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    return OwnedTopology(digest=None)
+                raise Transient(f"Temporal does not give the history of its FaultManager: {error.message}") from None
+            return OwnedTopology(digest=None if start is None else start.topology.digest)
 
     @activity.defn
     async def look_up_strategy(self, call: LookUpCall) -> LookUpResult:

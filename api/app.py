@@ -95,8 +95,9 @@ async def _begin(api: Api) -> None:
     await api.gateway.connect()
     while True:
         try:
-            for ensure in (ensure_event_pusher, ensure_instance_registry):
-                await api.gateway.ask(partial(ensure, task_queue=api.gateway.task_queue, config=api.config))
+            queue = api.gateway.task_queue
+            await api.gateway.ask(partial(ensure_event_pusher, task_queue=queue, config=api.config))
+            await api.gateway.ask(partial(ensure_instance_registry, task_queue=queue))
         except (HttpError, WorkflowUnknown) as error:
             log.warning("not ready yet, trying again", extra={"why": str(error)})
             await asyncio.sleep(_AGAIN_SEC)

@@ -1,6 +1,9 @@
 """What the API remembers for a moment, so that reports and heartbeats do not ask a workflow each.
 
-Declarations never change while an instance lives, so they may be old; an id that is not there is asked for again at once.
+Which instances there are, with their seats, InstanceRegistry says. That never changes while an instance lives, so it may be old;
+an id that is not there is asked for again at once. An instance's topology is what its FaultManager was started with; it is
+read once, and holds for as long as the registry names that instance with this topology's digest.
+
 Records are kept for about one heartbeat interval. When nobody answers at once, an old record is better than none, for a
 while: a heartbeat's reply only ever adds committed ranks; and a report reaches its FaultManager's history also while no worker
 lives. Whoever waits for what is known already waits a moment only: the call that follows needs the rest of the two seconds.
@@ -16,10 +19,11 @@ from typing import Final, Generic, TypeVar
 from api.errors import ApiReason
 from api.gateway import Gateway, WorkflowUnknown
 from domain.messages.fault_manager import STATUS_QUERY, fault_manager_id
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegisteredInstance, RegistryView
-from domain.registration import Assembly, instances_by_node
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY
+from domain.registration import Assembly, RegisteredInstance, RegistryState, instances_by_node
 from domain.runtime import RuntimeRecord
 from domain.topology import Topology
+from service.fault_manager_input import fault_manager_input
 from service.http import HttpError
 
 T = TypeVar("T")
@@ -29,6 +33,8 @@ RECORD_FRESH_SEC: Final = 1.0
 RECORD_USABLE_SEC: Final = 60.0
 _MISS_PAUSE_SEC: Final = 0.2
 """Unknown ids are asked for at most so often; whoever asks meanwhile waits for it."""
+
+_TOPOLOGIES_AT_ONCE: Final = 16
 
 _RENEWAL_PATIENCE_SEC: Final = 0.2
 """How long something newer is waited for where something older will do."""
@@ -103,9 +109,21 @@ class Instances:
         self._gateway = gateway
         self._view = _Kept(self._ask_view)
         self._records: dict[int, _Kept[RuntimeRecord]] = {}
+        self._topologies: dict[tuple[int, str], _Kept[Topology]] = {}
+        self._reading = asyncio.Semaphore(_TOPOLOGIES_AT_ONCE)
 
     async def find(self, instance_id: int) -> Topology | None:
-        """The declared topology, or None for an unknown instance. Raises HttpError 503 when nobody can be asked."""
+        """An instance's topology, or None for an unknown one. Raises HttpError 503 when nobody can be asked."""
+        one = await self.registered(instance_id)
+        return None if one is None else await self.topology(one)
+
+    async def topology(self, one: RegisteredInstance) -> Topology:
+        """The topology of an instance that the registry knows. Raises HttpError 503 where nobody can say."""
+        kept = self._topologies.setdefault((one.instance_id, one.digest), _Kept(lambda: self._ask_topology(one)))
+        return kept.value if kept.value is not None else await kept.renewed()
+
+    async def registered(self, instance_id: int) -> RegisteredInstance | None:
+        """What the registry knows of an instance, or None for an unknown one. Raises HttpError 503 when nobody can be asked."""
         if self._known(instance_id) is None:
             return await self._missed(instance_id)
         while self._view.outdated:
@@ -114,7 +132,7 @@ class Instances:
             await self._view.renewed_in_a_moment()
         return self._known(instance_id)
 
-    async def _missed(self, instance_id: int) -> Topology | None:
+    async def _missed(self, instance_id: int) -> RegisteredInstance | None:
         """An instance that is not there is unknown only by an answer to a question that was put after it was asked for: its
         Pods may report the moment it was assembled, and take an "unknown" for the last word."""
         missed_at = time.monotonic()
@@ -128,7 +146,7 @@ class Instances:
         """Every instance, asked now."""
         return (await self._view.renewed()).instances
 
-    async def view(self, *, fresh: bool = False, version: int = 0) -> RegistryView:
+    async def view(self, *, fresh: bool = False, version: int = 0) -> RegistryState:
         """What the registry knows: up to DECLARATIONS_FRESH_SEC old unless `fresh`, and never older than `version`.
 
         Raises HttpError 503 when nobody can be asked.
@@ -142,13 +160,11 @@ class Instances:
 
     async def assembly(self, instance_id: int) -> Assembly | None:
         """An instance whose Pods are still coming, asked now; None: it is not one of those."""
-        assemblies = (await self.view(fresh=True)).assemblies
-        return next((one for one in assemblies if one.instance_id == instance_id), None)
+        return (await self.view(fresh=True)).assembly(instance_id)
 
     async def on_node(self, node_name: str) -> tuple[int, ...]:
         """The instances that have a Pod on a node."""
-        view = await self.view()
-        return instances_by_node(one.topology for one in view.instances).get(node_name, ())
+        return instances_by_node((await self.view()).instances).get(node_name, ())
 
     def forget(self) -> None:
         """A declaration was made or removed here: what is known is old."""
@@ -173,26 +189,46 @@ class Instances:
 
     def remembered(self) -> Iterator[Remembered]:
         """Every instance as it was last heard of; asks nobody."""
-        for one in (self._view.value or RegistryView()).instances:
-            instance_id = one.topology.instance_id
+        for one in (self._view.value or RegistryState()).instances:
+            instance_id = one.instance_id
             kept = self._records.get(instance_id)
             if kept is None:
                 yield Remembered(instance_id, None, float("inf"))
             else:
                 yield Remembered(instance_id, kept.value, kept.age_sec)
 
-    def _known(self, instance_id: int) -> Topology | None:
-        view = self._view.value or RegistryView()
-        found = (one.topology for one in view.instances if one.topology.instance_id == instance_id)
-        return next(found, None)
+    def _known(self, instance_id: int) -> RegisteredInstance | None:
+        return (self._view.value or RegistryState()).instance(instance_id)
 
-    async def _ask_view(self) -> RegistryView:
+    async def _ask_view(self) -> RegistryState:
         """Without a registry nobody can say that an instance is unknown: a report must not be refused for that."""
         try:
-            return await self._gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)
+            view = await self._gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryState)
         except WorkflowUnknown:
             message = f"workflow {INSTANCE_REGISTRY_ID} does not run yet; try again in a moment"
             raise HttpError(503, ApiReason.NO_WORKER, message) from None
+        named = {(one.instance_id, one.digest) for one in view.instances}
+        self._topologies = {key: kept for key, kept in self._topologies.items() if key in named}
+        return view
+
+    async def _ask_topology(self, one: RegisteredInstance) -> Topology:
+        """Its FaultManager's, or, where that does not run yet, what it is going to be started with.
+
+        Under its id there may still be the FaultManager of an instance before this one: the digest tells.
+        """
+        instance_id = one.instance_id
+        pending = (self._view.value or RegistryState()).starts.get(instance_id)
+        start = pending.start if pending is not None else None
+        if start is None or start.topology.digest != one.digest:
+            async with self._reading:
+                start = await self._gateway.ask(lambda client: fault_manager_input(client, fault_manager_id(instance_id)))
+        if start is None or start.topology.digest != one.digest:
+            message = (
+                f"instance {instance_id} has no FaultManager yet; if that stays so, nobody remembers its topology any more: "
+                "declare it again, or end it (POST /controller/terminate_instance) and let its Pods register anew"
+            )
+            raise HttpError(503, ApiReason.NO_WORKER, message)
+        return start.topology
 
     async def _ask_record(self, instance_id: int) -> RuntimeRecord:
         return await self._gateway.query(fault_manager_id(instance_id), STATUS_QUERY, RuntimeRecord, open_only=True)

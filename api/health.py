@@ -7,7 +7,8 @@ worker that is up but does not poll gives none.
 from fastapi import APIRouter, Response
 
 from api.state import Api
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY
+from domain.registration import RegistryState
 from service.http import success
 
 
@@ -25,7 +26,7 @@ def health_routes(api: Api) -> APIRouter:
     @router.get("/readiness")
     async def readiness() -> Response:
         """200 when instances can be declared and faults be taken; else 503 that says which part is missing."""
-        view = await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)
+        view = await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryState)
         return success({"status": "ready", "instances": len(view.instances)})
 
     return router

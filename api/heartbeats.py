@@ -42,7 +42,7 @@ def heartbeat_routes(api: Api) -> APIRouter:
             expected = sorted(ranks - set(record.dead_committed))
             message = f"Pod {body.pod_ip}:{body.nm_port} names ranks {sorted(_named(body))}, it should be {expected}"
             raise HttpError(409, ApiReason.WRONG_SET, message, expected=expected, dead_committed=record.dead_committed)
-        await tell(api, topology, manager, record, lost=False)
+        await tell(api, topology.instance_id, manager, record, lost=False)
         api.figures.heartbeats.labels("ok").inc()
         return success(
             HeartbeatReply(generation=record.generation, dead_committed=removed_for(record), fault_tolerance_config=api.pacing())

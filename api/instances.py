@@ -1,5 +1,6 @@
 """What operators do with instances: declare, look, command, remove (contracts §3)."""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -8,6 +9,7 @@ from pydantic import StrictBool, ValidationError
 from api.errors import ApiReason
 from api.explain import explained
 from api.gateway import UpdateRefused, WorkflowUnknown, stamp
+from api.registry import tell_registry
 from api.state import Api, unknown
 from api.status import assembling_record
 from domain.instance.plan import Plan, PlanRequest
@@ -25,21 +27,15 @@ from domain.messages.fault_manager import (
 )
 from domain.messages.instance_registry import (
     DECLARE_UPDATE,
-    INSTANCE_REGISTRY_ID,
-    INSTANCES_QUERY,
     REMOVE_UPDATE,
     DeclareCall,
     RegistryOutcome,
     RegistryReply,
-    RegistryStart,
-    RegistryView,
     RemoveCall,
 )
-from domain.messages.receivers import instance_registry
 from domain.model import MAX_INSTANCE_ID, Said, Strict
 from domain.topology import Topology
 from service.http import HttpError, HttpReason, invalid, success
-from service.registry_memory import from_fault_managers, registry_start_after
 
 InstanceId = Annotated[int, Path(ge=0, le=MAX_INSTANCE_ID)]
 
@@ -71,12 +67,15 @@ def instance_routes(api: Api) -> APIRouter:
         reply = await _registry(api, DECLARE_UPDATE, DeclareCall(topology=topology, config=api.config))
         if reply.outcome is RegistryOutcome.CONFLICT:
             raise HttpError(409, ApiReason.CONFLICT, reply.message)
+        if reply.outcome is RegistryOutcome.UNCHANGED:  # should its FaultManager be gone, nobody else may have the topology
+            await api.gateway.ensure_running(api.fault_manager(topology))
         return success(reply)
 
     @router.get("/controller/instances")
     async def list_instances() -> Response:
         """All declarations."""
-        return success({"instances": [one.topology for one in await api.instances.all()]})
+        known = await api.instances.all()
+        return success({"instances": await asyncio.gather(*(api.instances.topology(one) for one in known))})
 
     @router.get("/controller/instances/{instance_id}")
     async def show(instance_id: InstanceId) -> Response:
@@ -128,7 +127,7 @@ def instance_routes(api: Api) -> APIRouter:
         assembly = await api.instances.assembly(instance_id)
         if assembly is not None:
             return success(explained(assembling_record(assembly, api.config), stamp()))
-        await api.topology(instance_id)
+        await api.instance(instance_id)
         record = await api.instances.record(instance_id, fresh=True)
         return success(explained(record, stamp(), api.strangers.of(instance_id)))
 
@@ -155,21 +154,11 @@ def _ranks(topology: Topology, text: str) -> tuple[int, ...]:
 
 async def _registry(api: Api, update: str, call: DeclareCall | RemoveCall) -> RegistryReply:
     try:
-        registry = instance_registry(await registry_start(api))
-        reply = await api.gateway.update_with_start(registry, update, call, RegistryReply)
+        reply = await tell_registry(api, update, call, RegistryReply)
     except UpdateRefused as refused:
         raise HttpError(409, ApiReason.ENDING, str(refused), outcome=refused.reason) from None
     api.instances.forget()
     return reply
-
-
-async def registry_start(api: Api) -> RegistryStart:
-    """What a registry starts with where none runs: what is remembered of the one before it. Raises HttpError 503."""
-    try:
-        known = await api.gateway.query(INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView)
-    except WorkflowUnknown:
-        return await api.gateway.ask(lambda client: from_fault_managers(client, api.config))
-    return registry_start_after(known, api.config)
 
 
 async def _remove(api: Api, call: RemoveCall) -> Response:
@@ -181,12 +170,13 @@ async def _remove(api: Api, call: RemoveCall) -> Response:
 
 async def _command(api: Api, instance_id: int, update: str, call: ReconfigureCall | HoldCall | None) -> Response:
     """A person's command to a FaultManager. One that is gone is started, and answers the next time."""
-    topology = await api.topology(instance_id)
+    instance = await api.instance(instance_id)
     workflow_id = fault_manager_id(instance_id)
     try:
         reply: CommandReply = await api.gateway.update(workflow_id, update, call, CommandReply)
     except WorkflowUnknown:
-        await api.gateway.ensure_running(api.fault_manager(topology))
+        start = api.fault_manager(await api.instances.topology(instance))
+        await api.gateway.ensure_running(start)
         raise HttpError(503, ApiReason.NO_WORKER, f"{workflow_id} is being started; try again in a moment") from None
     except UpdateRefused as refused:
         raise HttpError(409, ApiReason.REFUSED, str(refused), outcome=refused.reason) from None

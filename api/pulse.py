@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from domain.messages.node_manager import LivenessReply
+from domain.registration import RegisteredInstance
 from domain.runtime import FtPhase
-from domain.topology import NodeManagerAddress, Topology
+from domain.topology import NodeManagerAddress
 
 
 class Pulse:
@@ -44,12 +45,12 @@ class Pulse:
         self._told_at[key] = now
         return True
 
-    def overdue(self, topology: Topology, timeout_sec: float) -> tuple[NodeManagerAddress, ...]:
+    def overdue(self, instance: RegisteredInstance, timeout_sec: float) -> tuple[NodeManagerAddress, ...]:
         """Those that were silent for so long. One that was never heard counts as heard when it was first looked for."""
         now = self._now()
         silent = []
-        for manager in topology.managers:
-            heard_at = self._heard_at.setdefault((topology.instance_id, manager), now)
+        for manager in instance.managers:
+            heard_at = self._heard_at.setdefault((instance.instance_id, manager), now)
             if now - heard_at > timeout_sec:
                 silent.append(manager)
         return tuple(silent)

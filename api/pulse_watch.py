@@ -18,7 +18,7 @@ from domain.messages.fault_manager import (
 )
 from domain.messages.node_manager import LivenessReply
 from domain.runtime import FtPhase, RuntimeRecord
-from domain.topology import NodeManagerAddress, Topology
+from domain.topology import NodeManagerAddress
 from service.http import HttpError
 
 log = logging.getLogger(__name__)
@@ -46,29 +46,29 @@ class PulseWatch:
                 log.debug("nobody can be asked for instances now", extra={"why": error.message})
 
     async def _turn(self, timeout_sec: float) -> None:
-        topologies = [one.topology for one in (await self._api.instances.view()).instances]
-        self._api.pulse.keep_only(topology.instance_id for topology in topologies)
-        overdue = [(t, manager) for t in topologies for manager in self._api.pulse.overdue(t, timeout_sec)]
-        await asyncio.gather(*(self._judge(topology, manager) for topology, manager in overdue))
+        instances = (await self._api.instances.view()).instances
+        self._api.pulse.keep_only(one.instance_id for one in instances)
+        overdue = [(one.instance_id, manager) for one in instances for manager in self._api.pulse.overdue(one, timeout_sec)]
+        await asyncio.gather(*(self._judge(instance_id, manager) for instance_id, manager in overdue))
 
-    async def _judge(self, topology: Topology, manager: NodeManagerAddress) -> None:
+    async def _judge(self, instance_id: int, manager: NodeManagerAddress) -> None:
         try:
             async with self._asking:
                 answer = await self._ask(manager)
-            record = await self._api.instances.record(topology.instance_id, fresh=False)
-            if answer is None and self._still_to_come(topology, manager, record):
+            record = await self._api.instances.record(instance_id, fresh=False)
+            if answer is None and self._still_to_come(instance_id, manager, record):
                 return
-            lost = is_lost(answer, topology.instance_id, record.phase)
-            await tell(self._api, topology, manager, record, lost=lost)
+            lost = is_lost(answer, instance_id, record.phase)
+            await tell(self._api, instance_id, manager, record, lost=lost)
         except (HttpError, WorkflowUnknown) as error:
             log.debug("a silent Pod is judged later", extra={"node_manager": str(manager), "why": str(error)})
         else:
             if not lost:
-                self._api.pulse.heard(topology.instance_id, manager)
+                self._api.pulse.heard(instance_id, manager)
 
-    def _still_to_come(self, topology: Topology, manager: NodeManagerAddress, record: RuntimeRecord) -> bool:
+    def _still_to_come(self, instance_id: int, manager: NodeManagerAddress, record: RuntimeRecord) -> bool:
         """While an instance is assembled a Pod may simply not have started yet: who was never there is not lost."""
-        return record.phase is FtPhase.RECONFIGURING and not self._api.pulse.ever_heard(topology.instance_id, manager)
+        return record.phase is FtPhase.RECONFIGURING and not self._api.pulse.ever_heard(instance_id, manager)
 
     async def _ask(self, manager: NodeManagerAddress) -> LivenessReply | None:
         try:
@@ -78,19 +78,20 @@ class PulseWatch:
             return None
 
 
-async def tell(api: Api, topology: Topology, manager: NodeManagerAddress, record: RuntimeRecord, *, lost: bool) -> None:
+async def tell(api: Api, instance_id: int, manager: NodeManagerAddress, record: RuntimeRecord, *, lost: bool) -> None:
     """Tells the FaultManager, if it holds the opposite. Raises HttpError 503."""
     if lost == (str(manager) in record.lost_node_managers):
         return
-    if not api.pulse.may_tell(topology.instance_id, manager, lost=lost, again_after_sec=api.config.heartbeat_timeout_sec):
+    receiver = api.fault_manager(await api.topology(instance_id))
+    if not api.pulse.may_tell(instance_id, manager, lost=lost, again_after_sec=api.config.heartbeat_timeout_sec):
         return
     log.warning(
         "NodeManager is lost" if lost else "NodeManager is back",
-        extra={"instance": topology.instance_id, "node_manager": str(manager)},
+        extra={"instance": instance_id, "node_manager": str(manager)},
     )
     await api.gateway.signal_with_start(
-        api.fault_manager(topology),
+        receiver,
         NODE_MANAGER_LOST_SIGNAL if lost else NODE_MANAGER_BACK_SIGNAL,
         NodeManagerWord(node_manager=manager, received_at=stamp()),
     )
-    api.instances.forget_record(topology.instance_id)
+    api.instances.forget_record(instance_id)

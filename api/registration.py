@@ -11,15 +11,23 @@ from fastapi import APIRouter, Response
 from api.errors import ApiReason
 from api.gateway import UpdateRefused, WorkflowUnknown
 from api.heartbeats import removed_for
+from api.registry import tell_registry
 from api.state import Api
-from domain.messages.instance_registry import REGISTER_UPDATE, RegisterCall, RegisterResult, RegistryView
-from domain.messages.receivers import instance_registry
+from domain.messages.instance_registry import REGISTER_UPDATE, RegisterCall, RegisterResult
 from domain.messages.registration import Hold, RegisterReply, RegisterRequest
-from domain.registration import Assembly, Seat, assembled_for, endpoints_of, hold, joining, place_of
+from domain.registration import (
+    Assembly,
+    RegisteredInstance,
+    RegistryState,
+    assembled_for,
+    endpoints_of,
+    hold,
+    joining,
+    place_of,
+)
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Topology
 from service.http import HttpError, success
-from service.registry_memory import registry_start_after
 
 
 def registration_routes(api: Api) -> APIRouter:
@@ -29,13 +37,13 @@ def registration_routes(api: Api) -> APIRouter:
     async def register(body: RegisterRequest) -> Response:
         """Where this Pod belongs. The same Pod in the same life gets the same answer."""
         view = await api.instances.view()
-        topology, assembly = _find(view, body)
-        if topology is None and not _seated(assembly, body):
-            result = await _tell_registry(api, view, body, is_joining=False)
+        instance, assembly = _find(view, body)
+        if instance is None and not (assembly is not None and assembly.has(body)):
+            result = await _register(api, body, is_joining=False)
             view = await api.instances.view(version=result.version)
-            topology, assembly = _find(view, body)
-        if topology is not None:
-            return success(await _assembled(api, view, topology, body))
+            instance, assembly = _find(view, body)
+        if instance is not None:
+            return success(await _assembled(api, instance, body))
         if assembly is None:
             raise HttpError(503, ApiReason.UNKNOWN_INSTANCE, "the instance was removed in this moment; register again")
         return success(_waiting(api, assembly, body))
@@ -43,23 +51,16 @@ def registration_routes(api: Api) -> APIRouter:
     return router
 
 
-def _find(view: RegistryView, body: RegisterRequest) -> tuple[Topology | None, Assembly | None]:
-    topology = assembled_for((one.topology for one in view.instances), body)
-    return topology, next((one for one in view.assemblies if one.job_name == body.job_name), None)
+def _find(view: RegistryState, body: RegisterRequest) -> tuple[RegisteredInstance | None, Assembly | None]:
+    instance = assembled_for(view.instances, body)
+    return instance, next((one for one in view.assemblies if one.job_name == body.job_name), None)
 
 
-def _seated(assembly: Assembly | None, body: RegisterRequest) -> bool:
-    """Whether the registry has exactly this already."""
-    seat = Seat(pod=body.pod, incarnation=body.incarnation)
-    return assembly is not None and assembly.seats.get(body.node_rank) == seat
-
-
-async def _tell_registry(api: Api, view: RegistryView, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
+async def _register(api: Api, body: RegisterRequest, *, is_joining: bool) -> RegisterResult:
     call = RegisterCall(request=body, config=api.config, joining=is_joining)
-    registry = instance_registry(registry_start_after(view, api.config))
     try:
         async with api.registering:
-            result = await api.gateway.update_with_start(registry, REGISTER_UPDATE, call, RegisterResult)
+            result = await tell_registry(api, REGISTER_UPDATE, call, RegisterResult)
     except UpdateRefused as refused:
         raise HttpError(503, ApiReason.ENDING, str(refused), headers={"Retry-After": "1"}) from None
     if result.admission.refused:
@@ -67,14 +68,14 @@ async def _tell_registry(api: Api, view: RegistryView, body: RegisterRequest, *,
     return result
 
 
-async def _assembled(api: Api, view: RegistryView, topology: Topology, body: RegisterRequest) -> RegisterReply:
+async def _assembled(api: Api, instance: RegisteredInstance, body: RegisterRequest) -> RegisterReply:
+    topology, lives = await api.instances.topology(instance), instance.lives
     if (why := place_of(topology, body)) is not None:
         api.strangers.note(topology.instance_id, body.address, why)
         raise HttpError(409, ApiReason.FOREIGN_POD, why, instance_id=topology.instance_id)
     record = await _record(api, topology)
-    lives = view.lives.get(topology.instance_id, {})
     if record is not None and joining(record.phase) and lives.get(str(body.address)) != body.incarnation:
-        await _tell_registry(api, view, body, is_joining=True)
+        await _register(api, body, is_joining=True)
         api.instances.forget()
     held = _hold(body, lives, record)
     if held is not None and record is not None and lives.get(str(body.address)) != body.incarnation:
@@ -115,8 +116,8 @@ def _waiting(api: Api, assembly: Assembly, body: RegisterRequest) -> RegisterRep
         instance_id=assembly.instance_id,
         generation=0,
         endpoints=endpoints_of(body),
-        master_dp_ip=first.pod.pod_ip if first is not None else None,
-        dp_master_port=(first.pod if first is not None else body).dp_master_port,
+        master_dp_ip=first.pod_ip if first is not None else None,
+        dp_master_port=(first if first is not None else body).dp_master_port,
         hold=False,
         waiting_for=assembly.missing,
         fault_tolerance_config=api.pacing(),

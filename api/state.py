@@ -15,6 +15,7 @@ from domain.config import FaultToleranceConfig
 from domain.messages.fault_manager import FaultManagerStart
 from domain.messages.node_manager import FtPacing
 from domain.messages.receivers import Receiver, fault_manager
+from domain.registration import RegisteredInstance
 from domain.topology import Topology
 from service.http import HttpError
 from service.metrics import NAMESPACE
@@ -46,11 +47,18 @@ class Api:
     """A workflow takes ten updates at a time; when all Pods of a cluster register at once, the others wait here."""
 
     async def topology(self, instance_id: int) -> Topology:
-        """A declared instance's topology. Raises HttpError 404, 503."""
+        """An instance's topology. Raises HttpError 404, 503."""
         topology = await self.instances.find(instance_id)
         if topology is None:
             raise unknown(instance_id)
         return topology
+
+    async def instance(self, instance_id: int) -> RegisteredInstance:
+        """The same without its topology."""
+        instance = await self.instances.registered(instance_id)
+        if instance is None:
+            raise unknown(instance_id)
+        return instance
 
     def fault_manager(self, topology: Topology) -> Receiver:
         """An instance's FaultManager, and with what one that was terminated starts again."""

@@ -10,9 +10,8 @@ from api.state import Api
 from domain.config import FaultToleranceConfig
 from domain.instance.state import InstanceState
 from domain.model import MAX_INSTANCE_ID
-from domain.registration import Assembly
+from domain.registration import Assembly, RegisteredInstance
 from domain.runtime import FtPhase, RuntimeRecord, Waiting, iso
-from domain.topology import Topology
 from service.http import success
 
 
@@ -28,9 +27,9 @@ def status_routes(api: Api) -> APIRouter:
             assembly = await api.instances.assembly(instance_id)
             if assembly is not None:
                 return success(assembling_record(assembly, api.config))
-            return success(await _record(api, await api.topology(instance_id)))
+            return success(await _record(api, await api.instance(instance_id)))
         view = await api.instances.view(fresh=True)
-        records = await asyncio.gather(*(_record(api, one.topology) for one in view.instances))
+        records = await asyncio.gather(*(_record(api, one) for one in view.instances))
         coming = [assembling_record(assembly, api.config) for assembly in view.assemblies]
         return success({"instances": sorted([*records, *coming], key=lambda record: record.instance_id)})
 
@@ -39,7 +38,7 @@ def status_routes(api: Api) -> APIRouter:
 
 def assembling_record(assembly: Assembly, config: FaultToleranceConfig) -> RuntimeRecord:
     """An instance that has no FaultManager yet: which Pods it waits for."""
-    ranks = tuple(range(assembly.first.parallel_config.dp_size))
+    ranks = tuple(range(assembly.job.parallel_config.dp_size))
     there, missing = len(assembly.seats), ", ".join(map(str, assembly.missing))
     return RuntimeRecord(
         instance_id=assembly.instance_id,
@@ -48,18 +47,19 @@ def assembling_record(assembly: Assembly, config: FaultToleranceConfig) -> Runti
         alive_dp_ranks=ranks,
         fallback_strategy=config.fallback_strategy.value,
         waiting=Waiting(
-            reason=f"{there} of {assembly.first.nnodes} Pods have registered; missing: node_rank {missing}",
+            reason=f"{there} of {assembly.job.nnodes} Pods have registered; missing: node_rank {missing}",
             until=iso(assembly.until),
             then="the Pods that are still there begin the assembly anew",
         ),
     )
 
 
-async def _record(api: Api, topology: Topology) -> RuntimeRecord:
+async def _record(api: Api, one: RegisteredInstance) -> RuntimeRecord:
     """Asked now. Between a declaration and its FaultManager's first breath: what that one will begin with."""
     try:
-        return await api.instances.record(topology.instance_id, fresh=True)
+        return await api.instances.record(one.instance_id, fresh=True)
     except WorkflowUnknown:
-        state = InstanceState(instance_id=topology.instance_id, topology=topology, config=api.config)
+        topology = await api.instances.topology(one)
+        state = InstanceState(instance_id=one.instance_id, topology=topology, config=api.config)
         waiting = Waiting(reason="its FaultManager does not run", until=None, then="it is started by the next report")
         return state.record(waiting, stamp())

@@ -22,14 +22,17 @@ inconsistent; the instance runs all the same, and the gate refuses to shrink it 
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import cached_property
+from typing import Final
 
 from pydantic import Field
 
 from domain.engine import FtCapability
+from domain.messages.fault_manager import FaultManagerStart, Removal
 from domain.messages.registration import Hold, PodRegistration, RegisterRequest
-from domain.model import InstanceId, Strict
-from domain.runtime import TRANSACTION_PHASES, FtPhase
-from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, Topology
+from domain.model import InstanceId, Port, Strict
+from domain.runtime import TRANSACTION_PHASES, FtPhase, RejectedSignal
+from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Role, Topology
 
 DISPLACED_KEPT = 64
 
@@ -55,41 +58,175 @@ class Admission(StrEnum):
         return not self.changed and self is not Admission.UNCHANGED
 
 
-class Seat(Strict):
-    """One Pod in its place. `incarnation`: the life that may join the group."""
+class Job(Strict):
+    """What all Pods of an instance say alike."""
 
-    pod: PodRegistration
+    job_name: str
+    model_name: str
+    role: Role
+    nnodes: int
+    parallel_config: ParallelConfig
+
+
+class Seat(Strict):
+    """One Pod in its place: what it says of itself alone. `incarnation`: the life that may join the group.
+
+    `capability`: which of its assembly's; None: it said nothing.
+    """
+
+    pod_ip: str
+    nm_port: Port
+    node_name: str
+    business_ports: tuple[Port, ...]
+    device_ids: tuple[tuple[str, ...], ...]
+    dp_master_port: Port
+    capability: int | None
     incarnation: str
+
+    @property
+    def address(self) -> NodeManagerAddress:
+        return NodeManagerAddress(ip=self.pod_ip, port=self.nm_port)
 
 
 class Assembly(Strict):
-    """An instance whose Pods are coming. `until` (epoch seconds): from then on it is overdue, and says so; it goes on.
+    """An instance whose Pods are coming. `until` (epoch seconds): then it is given up, and begins anew.
 
+    What all Pods say alike is kept once: a hundred instances of 40 Pods that register at once are 1 MB this way, and 2.6 MB
+    with every Pod's whole registration, which Temporal refuses. `capabilities`: what Pods say of their engines, each once.
     `displaced`: lives that lost their seat to a newer Pod; they never get it back, so two Pods cannot take turns.
     """
 
     instance_id: InstanceId
+    job: Job
+    capabilities: tuple[FtCapability, ...] = ()
     seats: dict[int, Seat] = Field(default_factory=dict)
     displaced: tuple[str, ...] = ()
     until: float
 
     @property
-    def first(self) -> PodRegistration:
-        """The Pod that the others must agree with."""
-        return self.seats[min(self.seats)].pod
-
-    @property
     def job_name(self) -> str:
-        return self.first.job_name
+        return self.job.job_name
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The node_ranks that nobody has taken yet."""
-        return tuple(rank for rank in range(self.first.nnodes) if rank not in self.seats)
+        return tuple(rank for rank in range(self.job.nnodes) if rank not in self.seats)
 
     @property
     def complete(self) -> bool:
         return not self.missing
+
+    def pod(self, node_rank: int) -> PodRegistration:
+        """What the Pod in this seat says of itself, as it was registered. Raises `KeyError` where nobody sits."""
+        seat = self.seats[node_rank]
+        job = {name: getattr(self.job, name) for name in Job.model_fields}
+        own = {name: getattr(seat, name) for name in _SAID_BY_EACH}
+        capability = self.capabilities[seat.capability] if seat.capability is not None else None
+        return PodRegistration.model_validate({**job, **own, "node_rank": node_rank, "ft_capability": capability})
+
+    def has(self, request: RegisterRequest) -> bool:
+        """Whether this Pod sits here in this life, and said the same."""
+        seat = self.seats.get(request.node_rank)
+        return seat is not None and seat.incarnation == request.incarnation and self.pod(request.node_rank) == request.pod
+
+    def seating(self, request: RegisterRequest) -> "Assembly":
+        """With this Pod in its seat, whoever sat there. Its word counts for all where it is alone."""
+        capabilities, said = self.capabilities, request.ft_capability
+        if said is not None and said not in capabilities:
+            capabilities = (*capabilities, said)
+        own = {name: getattr(request, name) for name in _SAID_BY_EACH}
+        capability = capabilities.index(said) if said is not None else None
+        seat = Seat.model_validate({**own, "capability": capability, "incarnation": request.incarnation})
+        alone = not self.seats.keys() - {request.node_rank}
+        return self.model_copy(
+            update={
+                "job": _job_of(request) if alone else self.job,
+                "capabilities": capabilities,
+                "seats": {**self.seats, request.node_rank: seat},
+            }
+        )
+
+
+_SAID_BY_EACH: Final = ("pod_ip", "nm_port", "node_name", "business_ports", "device_ids", "dp_master_port")
+
+
+def _job_of(pod: PodRegistration) -> Job:
+    return Job.model_validate({name: getattr(pod, name) for name in Job.model_fields})
+
+
+class RegisteredInstance(Strict):
+    """An instance that was declared or assembled, as the registry knows it: its number, its seats, and by what its topology
+    is recognized. The topology itself is its FaultManager's.
+
+    `lives`: per "ip:port" of those that registered, the NodeManager incarnation that belongs to the group. `version`: the
+    registry's when it became an instance.
+    """
+
+    instance_id: InstanceId
+    job_name: str
+    model_name: str
+    ranks: int
+    node_managers: tuple[NodeManagerPlace, ...]
+    lives: dict[str, str] = Field(default_factory=dict)
+    digest: str
+    version: int
+
+    @classmethod
+    def of(cls, topology: Topology, version: int, lives: Mapping[str, str] | None = None) -> "RegisteredInstance":
+        return cls(
+            instance_id=topology.instance_id,
+            job_name=topology.job_name,
+            model_name=topology.model_name,
+            ranks=topology.parallel_config.dp_size,
+            node_managers=topology.node_managers,
+            lives=dict(lives or {}),
+            digest=topology.digest,
+            version=version,
+        )
+
+    @cached_property
+    def managers(self) -> tuple[NodeManagerAddress, ...]:
+        return tuple(place.address for place in self.node_managers)
+
+    @cached_property
+    def _addresses(self) -> frozenset[tuple[str, int]]:
+        return frozenset((place.pod_ip, place.port) for place in self.node_managers)
+
+    def has_manager(self, address: NodeManagerAddress) -> bool:
+        return (address.ip, address.port) in self._addresses
+
+
+class PendingStart(Strict):
+    """A FaultManager that does not run yet. `until` (epoch seconds): how long whoever runs under its id is taken for one that
+    is still ending."""
+
+    start: FaultManagerStart
+    until: float
+
+
+class RegistryState(Strict):
+    """All that InstanceRegistry knows. It is what it starts with, what it carries over continue-as-new, what it answers, and
+    what the next one starts with where a registry was terminated.
+
+    `starts`: instances whose FaultManager does not run yet, the only topologies in here. `to_end`: removed instances whose
+    FaultManager has not been told yet to take them down; `ending`: their NodeManagers, which are not free before that.
+    `job_ids`: the number that a job_name had last. `version` grows with each change.
+    """
+
+    instances: tuple[RegisteredInstance, ...] = ()
+    assemblies: tuple[Assembly, ...] = ()
+    starts: dict[InstanceId, PendingStart] = Field(default_factory=dict)
+    to_end: dict[InstanceId, Removal] = Field(default_factory=dict)
+    ending: dict[InstanceId, tuple[NodeManagerAddress, ...]] = Field(default_factory=dict)
+    job_ids: dict[str, InstanceId] = Field(default_factory=dict)
+    rejected_signals: tuple[RejectedSignal, ...] = ()
+    version: int = 0
+
+    def instance(self, instance_id: int) -> RegisteredInstance | None:
+        return next((one for one in self.instances if one.instance_id == instance_id), None)
+
+    def assembly(self, instance_id: int) -> Assembly | None:
+        return next((one for one in self.assemblies if one.instance_id == instance_id), None)
 
 
 class Admitted(Strict):
@@ -116,7 +253,7 @@ class Owner(Strict):
 
 def other_owner(
     addresses: Iterable[NodeManagerAddress],
-    topologies: Iterable[Topology],
+    instances: Iterable[RegisteredInstance],
     assemblies: Iterable[Assembly],
     ending: Mapping[int, tuple[NodeManagerAddress, ...]],
     *,
@@ -124,10 +261,10 @@ def other_owner(
 ) -> Owner | None:
     """The first instance but `than` that owns one of these addresses: it lives, is being assembled, or is `ending`."""
     wanted = tuple(addresses)
-    for topology in topologies:
-        if topology.instance_id != than and (held := _first(wanted, topology.has_manager)) is not None:
-            return Owner(instance_id=topology.instance_id, address=held)
-    owned = {one.instance_id: tuple(seat.pod.address for seat in one.seats.values()) for one in assemblies}
+    for one in instances:
+        if one.instance_id != than and (held := _first(wanted, one.has_manager)) is not None:
+            return Owner(instance_id=one.instance_id, address=held)
+    owned = {one.instance_id: tuple(seat.address for seat in one.seats.values()) for one in assemblies}
     for instance_id, theirs in [*owned.items(), *ending.items()]:
         if instance_id != than and (held := _first(wanted, theirs.__contains__)) is not None:
             return Owner(instance_id=instance_id, address=held)
@@ -149,27 +286,24 @@ def number_for(request: RegisterRequest, remembered: Mapping[str, int], taken: I
     return next_id
 
 
-def instances_by_node(topologies: Iterable[Topology]) -> dict[str, tuple[int, ...]]:
+def instances_by_node(instances: Iterable[RegisteredInstance]) -> dict[str, tuple[int, ...]]:
     """Node → the instances that have a Pod on it: where a node's hardware fault has to go."""
     found: dict[str, set[int]] = {}
-    for topology in topologies:
-        for place in topology.node_managers:
+    for one in instances:
+        for place in one.node_managers:
             if place.node_name:
-                found.setdefault(place.node_name, set()).add(topology.instance_id)
+                found.setdefault(place.node_name, set()).add(one.instance_id)
     return {node: tuple(sorted(ids)) for node, ids in sorted(found.items())}
 
 
 def founded(instance_id: int, request: RegisterRequest, until: float) -> Assembly:
     """A new instance, with its first Pod."""
-    seat = Seat(pod=request.pod, incarnation=request.incarnation)
-    return Assembly(instance_id=instance_id, seats={request.node_rank: seat}, until=until)
+    return Assembly(instance_id=instance_id, job=_job_of(request), until=until).seating(request)
 
 
 def admit(assembly: Assembly, request: RegisterRequest) -> Admitted:
     """One registration while the seats fill; a refused one changes nothing. Repeated, it is UNCHANGED."""
-    held = assembly.seats.get(request.node_rank)
-    seat = Seat(pod=request.pod, incarnation=request.incarnation)
-    if held == seat:
+    if assembly.has(request):
         return Admitted(assembly=assembly, admission=Admission.UNCHANGED, message="registered already")
     if (why := _contradiction(assembly, request)) is not None:
         return Admitted(assembly=assembly, admission=Admission.CONTRADICTS, message=why)
@@ -177,26 +311,27 @@ def admit(assembly: Assembly, request: RegisterRequest) -> Admitted:
         why = f"node_rank {request.node_rank} belongs to a newer Pod by now: two Pods have the same node_rank"
         return Admitted(assembly=assembly, admission=Admission.SEAT_TAKEN, message=why)
     for node_rank, other in assembly.seats.items():
-        if node_rank != request.node_rank and other.pod.address == request.address:
+        if node_rank != request.node_rank and other.address == request.address:
             why = f"{request.address} is registered with node_rank {node_rank} already, not {request.node_rank}"
             return Admitted(assembly=assembly, admission=Admission.ADDRESS_TAKEN, message=why)
+    held = assembly.seats.get(request.node_rank)
     displaced, admission = assembly.displaced, Admission.SEATED
     if held is not None and held.incarnation != request.incarnation:
         displaced = (*displaced, held.incarnation)[-DISPLACED_KEPT:]
-    if held is not None and held.pod.address != request.address:
+    if held is not None and held.address != request.address:
         admission = Admission.REPLACED
-    seated = assembly.model_copy(update={"seats": {**assembly.seats, request.node_rank: seat}, "displaced": displaced})
+    seated = assembly.seating(request).model_copy(update={"displaced": displaced})
     message = f"{len(seated.seats)} of {request.nnodes} Pods are there"
     return Admitted(assembly=seated, admission=admission, message=message)
 
 
 def _contradiction(assembly: Assembly, request: RegisterRequest) -> str | None:
     """What this Pod says otherwise than the others; a Pod that is alone in the instance may change its mind."""
-    others = [seat.pod for node_rank, seat in assembly.seats.items() if node_rank != request.node_rank]
+    others = [seat for node_rank, seat in assembly.seats.items() if node_rank != request.node_rank]
     if not others:
         return None
     for name in ("model_name", "role", "nnodes", "parallel_config"):
-        said, expected = getattr(request, name), getattr(others[0], name)
+        said, expected = getattr(request, name), getattr(assembly.job, name)
         if said != expected:
             return f"{name}={said} contradicts {expected} of {others[0].address}, which is of the same job_name"
     return None
@@ -204,9 +339,9 @@ def _contradiction(assembly: Assembly, request: RegisterRequest) -> str | None:
 
 def topology_of(assembly: Assembly) -> Topology:
     """The topology of a complete assembly; ranks by node_rank. Raises `ValueError` where a Pod is missing."""
-    pods = [assembly.seats[node_rank].pod for node_rank in range(assembly.first.nnodes) if node_rank in assembly.seats]
     if assembly.missing:
         raise ValueError(f"instance {assembly.instance_id} is not complete: Pods {list(assembly.missing)} are missing")
+    pods = [assembly.pod(node_rank) for node_rank in range(assembly.job.nnodes)]
     capability, consistent = agreed_capability(pod.ft_capability for pod in pods)
     return Topology(
         instance_id=assembly.instance_id,
@@ -248,10 +383,10 @@ def agreed_capability(said: Iterable[FtCapability | None]) -> tuple[FtCapability
     return known[0], not differing
 
 
-def assembled_for(topologies: Iterable[Topology], request: PodRegistration) -> Topology | None:
+def assembled_for(instances: Iterable[RegisteredInstance], request: PodRegistration) -> RegisteredInstance | None:
     """The instance that a Pod belongs to by its job_name, its address deciding where several were declared with that name."""
-    of_job = [topology for topology in topologies if topology.job_name == request.job_name]
-    return next((topology for topology in of_job if request.address in topology.managers), of_job[0] if of_job else None)
+    of_job = [one for one in instances if one.job_name == request.job_name]
+    return next((one for one in of_job if one.has_manager(request.address)), of_job[0] if of_job else None)
 
 
 def place_of(topology: Topology, request: PodRegistration) -> str | None:

@@ -5,6 +5,7 @@ port (two may share an ip). Headless endpoints belong to a rank's Pod but serve 
 finalized. What is *served* is a projection of this (`serving.py`); the topology itself is never edited.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
@@ -125,6 +126,12 @@ class Topology(Strict):
         for rank, endpoint in sorted(self._routable.items()):
             found.setdefault(self.manager_of(endpoint), []).append(rank)
         return {manager: tuple(ranks) for manager, ranks in found.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this topology from every other one. What has its default does not count: a field that a later version
+        adds changes no digest."""
+        return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:32]
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """How models travel to Temporal: JSON by pydantic, and compressed where there is much of it.
 
-Temporal refuses a payload of 2 MB, and keeps each in the history. What InstanceRegistry knows of a hundred instances of 320
-ranks is 4.7 MB of JSON that says nearly the same again and again; compressed it is a tenth of that. Small payloads stay as
-they are, so that a person can read them in the Web UI; what anybody sends uncompressed (the stock CLI) is read as well.
+Temporal refuses a payload of 2 MB, and keeps each in the history. No state of a hundred instances of 320 ranks needs this
+(docs/records/0010-one-topology-one-owner.md); what a FaultManager remembers of 4,096 ranks does: over 3 MB of JSON that says
+nearly the same again and again, compressed a twentieth of that. Small payloads stay as they are, so that a person can
+read them in the Web UI; what anybody sends uncompressed (the stock CLI) is read as well.
 """
 
 import dataclasses

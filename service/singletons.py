@@ -21,8 +21,8 @@ async def ensure_event_pusher(client: Client, task_queue: str, config: FaultTole
     await ensure_running(client, task_queue, event_pusher(config), rpc_timeout=_RPC_TIMEOUT)
 
 
-async def ensure_instance_registry(client: Client, task_queue: str, config: FaultToleranceConfig) -> None:
+async def ensure_instance_registry(client: Client, task_queue: str) -> None:
     """InstanceRegistry runs: never an empty one over instances that live."""
-    remembered = await registry_start(client, task_queue, config)
+    remembered = await registry_start(client, task_queue)
     if remembered is not None:
         await ensure_running(client, task_queue, instance_registry(remembered), rpc_timeout=_RPC_TIMEOUT)

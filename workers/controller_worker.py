@@ -74,6 +74,7 @@ def activities(client: Client, http: httpx.AsyncClient, task_queue: str, search_
         fault_manager.report_commit,
         fault_manager.report_end,
         fault_manager.look_up_strategy,
+        fault_manager.owned_topology,
     ]
 
 

@@ -15,7 +15,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState
 from domain.messages.fault_manager import CONFIG_SIGNAL, fault_manager_id
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, RegistryView
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY
+from domain.registration import RegistryState
 from service.singletons import ensure_event_pusher, ensure_instance_registry
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ async def keep_singletons(client: Client, task_queue: str, config: FaultToleranc
     while True:
         try:
             await ensure_event_pusher(client, task_queue, config)
-            await ensure_instance_registry(client, task_queue, config)
+            await ensure_instance_registry(client, task_queue)
             await _tell_config(client, config)
         except (RPCError, RPCTimeoutOrCancelledError, WorkflowQueryFailedError) as error:
             log.warning("singletons cannot be started or told yet, trying again", extra={"why": str(error)})
@@ -44,12 +45,12 @@ async def _tell_config(client: Client, config: FaultToleranceConfig) -> None:
     if state.set_interval_sec != config.set_interval_sec:
         await pusher.signal(CONFIG_SIGNAL, config, rpc_timeout=_RPC_TIMEOUT)
     registry = client.get_workflow_handle(INSTANCE_REGISTRY_ID)
-    known: RegistryView = await registry.query("instances", result_type=RegistryView, rpc_timeout=_RPC_TIMEOUT)
+    known: RegistryState = await registry.query(INSTANCES_QUERY, result_type=RegistryState, rpc_timeout=_RPC_TIMEOUT)
     if not known.instances:
         return
     await registry.signal(CONFIG_SIGNAL, config, rpc_timeout=_RPC_TIMEOUT)
     for instance in known.instances:
-        await _tell_fault_manager(client, instance.topology.instance_id, config)
+        await _tell_fault_manager(client, instance.instance_id, config)
 
 
 async def _tell_fault_manager(client: Client, instance_id: int, config: FaultToleranceConfig) -> None:

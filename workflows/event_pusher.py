@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.coordinator import CoordinatorActivities
     from activities.errors import from_activity_error
     from domain.config import FaultToleranceConfig
+    from domain.messages.coordinator import RefreshEvent, RefreshRequest
     from domain.messages.event_pusher import (
         ANNOUNCE_UPDATE,
         EVENT_PUSHER_WORKFLOW,
@@ -155,14 +156,14 @@ class EventPusher:
 
     @record_views.validator
     def _readable(self, record: ViewsRecord) -> None:
-        """A view that cannot be unpacked would end every SET."""
+        """A view that Coordinators cannot be told would end every SET."""
         for instance_id, view in record.views.items():
+            if view.id != instance_id:
+                raise ValueError(f"under instance {instance_id} stands a view of instance {view.id}")
             try:
-                entry = view.entry
+                RefreshRequest(event=RefreshEvent.SET, instances=(view.entry,))
             except ValueError as error:
                 raise ValueError(f"the view of instance {instance_id} cannot be read: {error}") from None
-            if (entry.id, entry.revision) != (instance_id, view.revision):
-                raise ValueError(f"under instance {instance_id} stands a view of instance {entry.id}")
 
     @workflow.update
     def record_view(self, record: ViewRecord) -> Coordinators:
@@ -249,7 +250,7 @@ class EventPusher:
     def _show(self) -> None:
         lines = ["| instance | revision | ranks |", "|---|---|---|"]
         lines += [
-            f"| {instance_id} | {known.revision} | {known.size or 'withdrawn'} |"
+            f"| {instance_id} | {known.revision} | {len(known.ranks) or 'withdrawn'} |"
             for instance_id, known in sorted(self._state.views.items())
         ]
         lines += ["", "| Coordinator | incarnation |", "|---|---|"]

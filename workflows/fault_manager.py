@@ -91,7 +91,7 @@ class FaultManager:
             if self._ended:
                 return self.status()
             if self._continue_wanted() and self._errands.idle and workflow.all_handlers_finished():
-                workflow.continue_as_new(start.model_copy(update={"state": self._state.model_dump_json(exclude_defaults=True)}))
+                workflow.continue_as_new(self._state.carried())
             await self._until_changed()
 
     # What comes in: nothing here awaits.

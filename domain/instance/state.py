@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from pydantic import Field
+from pydantic_core import from_json, to_json
 
 from domain.config import FaultToleranceConfig
 from domain.engine import EngineStatus
@@ -21,6 +22,7 @@ from domain.hardware import RECOVERY_LEVELS, FaultLevel, isolating
 from domain.instance.decision import Action, Decision, DecisionReason, Situation
 from domain.instance.evidence import Evidence
 from domain.instance.situation import ORDERED_BY_A_PERSON
+from domain.messages.fault_manager import FaultManagerStart
 from domain.messages.strategy import StrategyEnd, StrategyKind
 from domain.model import Generation, InstanceId, Rank, Revision, Strict
 from domain.runtime import (
@@ -157,6 +159,18 @@ class InstanceState(Strict):
     search_attributes: tuple[str, ...] | None = None
     terminate_at: float | None = None
     stop_engines: bool = False
+
+    @classmethod
+    def of(cls, start: FaultManagerStart) -> Self:
+        """What a FaultManager begins with: a new one has only its topology, one that continues as new its memory too."""
+        if start.state is None:
+            return cls(instance_id=start.instance_id, topology=start.topology, config=start.config)
+        return cls.model_validate_json(to_json({**from_json(start.state), "topology": start.topology, "config": start.config}))
+
+    def carried(self) -> FaultManagerStart:
+        """With what it continues as new; its topology, the largest part of it in calm times, once."""
+        memory = self.model_dump_json(exclude_defaults=True, exclude={"topology", "config"})
+        return FaultManagerStart(instance_id=self.instance_id, topology=self.topology, config=self.config, state=memory)
 
     @property
     def active(self) -> tuple[int, ...]:

@@ -140,15 +140,28 @@ class JournalsResult(Strict):
 
 
 class FaultManagerStart(Strict):
-    """Input of `FaultManager`. `state` is None at a first start, and after a terminate: then journals are asked.
+    """Input of `FaultManager`, and the one place where its instance's topology is kept: whoever needs it looks here, also when
+    the workflow was terminated. `state` is None at a first start, and after a terminate: then journals are asked.
 
-    `state` is the JSON of `workflows.fault_manager`'s own state model, carried over continue-as-new.
+    `state` is the JSON of `domain.instance.state.InstanceState` without topology and configuration, carried over continue-as-new.
     """
 
     instance_id: InstanceId
     topology: Topology
     config: FaultToleranceConfig
     state: str | None = None
+
+
+class OwnedTopologyCall(Strict):
+    """Activity `owned_topology`: what the FaultManager that runs under this id was started for."""
+
+    instance_id: InstanceId
+
+
+class OwnedTopology(Strict):
+    """`digest`: its topology's; None: none runs."""
+
+    digest: str | None
 
 
 class ProgressReport(Strict):

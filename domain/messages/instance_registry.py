@@ -1,49 +1,27 @@
-"""What InstanceRegistry is told and asked, and what it carries over continue-as-new."""
+"""What InstanceRegistry is told and asked. What it knows is `domain.registration.RegistryState`."""
 
 from enum import StrEnum
 
-from pydantic import Field
-
 from domain.config import FaultToleranceConfig
-from domain.messages.fault_manager import Removal
 from domain.messages.registration import RegisterRequest
 from domain.model import InstanceId, Strict
-from domain.registration import Admission, Assembly
-from domain.runtime import RejectedSignal
-from domain.topology import NodeManagerAddress, Topology
+from domain.registration import Admission
+from domain.topology import Topology
 
 INSTANCE_REGISTRY_ID = "instance-registry"
 INSTANCE_REGISTRY_WORKFLOW = "InstanceRegistry"
 
 INSTANCES_QUERY = "instances"
-"""To InstanceRegistry → `RegistryView`."""
+"""To InstanceRegistry → `domain.registration.RegistryState`."""
 
 DECLARE_UPDATE = "declare"
-"""To InstanceRegistry, one `DeclareCall` → `RegistryReply`. Its `instances` query gives the `RegistryView`."""
+"""To InstanceRegistry, one `DeclareCall` → `RegistryReply`."""
 
 REGISTER_UPDATE = "register"
 """To InstanceRegistry, one `RegisterCall` → `RegisterResult`: a Pod takes its seat."""
 
 REMOVE_UPDATE = "remove"
 """To InstanceRegistry, one `RemoveCall` → `RegistryReply`."""
-
-
-class RegisteredInstance(Strict):
-    """An instance in InstanceRegistry, with its declaration's version (for the API's caches)."""
-
-    topology: Topology
-    version: int
-
-
-class RegistryView(Strict):
-    """`assemblies`: instances whose Pods are coming. `lives`: per instance and "ip:port", the NodeManager incarnation that
-    belongs to the group. `job_ids`: the number that a job_name had last."""
-
-    instances: tuple[RegisteredInstance, ...] = ()
-    assemblies: tuple[Assembly, ...] = ()
-    lives: dict[int, dict[str, str]] = Field(default_factory=dict)
-    job_ids: dict[str, int] = Field(default_factory=dict)
-    version: int = 0
 
 
 class RegisterCall(Strict):
@@ -98,22 +76,3 @@ class RegistryReply(Strict):
     outcome: RegistryOutcome
     message: str
     version: int
-
-
-class RegistryStart(Strict):
-    """Input of `InstanceRegistry`; the fields are carried over continue-as-new, a first start gives none.
-
-    `to_start`: instances whose FaultManager is to be started, and until when it is tried (epoch seconds). `to_end`: those
-    whose FaultManager has not been told yet to take them down; `ending`: their NodeManagers, which are not free before that.
-    """
-
-    instances: tuple[RegisteredInstance, ...] = ()
-    version: int = 0
-    configs: dict[int, FaultToleranceConfig] = Field(default_factory=dict)
-    to_start: dict[InstanceId, float] = Field(default_factory=dict)
-    to_end: dict[InstanceId, Removal] = Field(default_factory=dict)
-    ending: dict[InstanceId, tuple[NodeManagerAddress, ...]] = Field(default_factory=dict)
-    rejected_signals: tuple[RejectedSignal, ...] = ()
-    assemblies: tuple[Assembly, ...] = ()
-    lives: dict[int, dict[str, str]] = Field(default_factory=dict)
-    job_ids: dict[str, int] = Field(default_factory=dict)

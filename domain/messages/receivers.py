@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EVENT_PUSHER_WORKFLOW, EventPusherState
 from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, FaultManagerStart, fault_manager_id
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW, RegistryStart
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCE_REGISTRY_WORKFLOW
+from domain.registration import RegistryState
 
 TASK_TIMEOUT: Final = timedelta(seconds=2)
 """Of every workflow of ours: a killed worker's workflow task is given to another one after this. Temporal's default costs 10 s.
@@ -35,7 +36,7 @@ def event_pusher(config: FaultToleranceConfig | None = None) -> Receiver:
     return Receiver(EVENT_PUSHER_WORKFLOW, EVENT_PUSHER_ID, state)
 
 
-def instance_registry(start: RegistryStart) -> Receiver:
+def instance_registry(start: RegistryState) -> Receiver:
     """The one InstanceRegistry. `start`: what is remembered of the one before it, so that no declaration is lost with it."""
     return Receiver(INSTANCE_REGISTRY_WORKFLOW, INSTANCE_REGISTRY_ID, start)
 

@@ -12,6 +12,7 @@ import pytest
 from temporalio.client import Client
 
 from domain.messages.event_pusher import ANNOUNCE_UPDATE, EVENT_PUSHER_ID, Coordinators
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
 from domain.runtime import FtPhase
 from tests.api.installation import Controller, Installation, an_api, an_installation, declaration
 from tests.eventually import eventually
@@ -32,6 +33,8 @@ async def here(temporal_client: Client, temporal_server: str) -> AsyncIterator[I
         await installation.controller.until("/controller/instances/7/explain", lambda r: r.json()["data"].get("can_serve"))
         yield installation
 
+
+STATUS = "/controller/fault_tolerance/status?instance_id=7"
 
 sequence = iter(range(1, 1000))
 
@@ -382,6 +385,29 @@ async def test_a_faultmanager_that_was_terminated_is_started_by_the_next_heartbe
         await asyncio.sleep(0.1)
     assert record["dead_committed"] == [1]
     assert (await here.world.handle.describe()).run_id != first
+
+
+async def test_an_api_without_a_memory_starts_registry_and_faultmanager_that_were_terminated(here: Installation) -> None:
+    """The topology is where it was: in the history of the FaultManager that is gone. It asks the journals, as ever."""
+    asked = len(here.world.asked("read_journals"))
+    await here.client.get_workflow_handle(INSTANCE_REGISTRY_ID).terminate()
+    await here.world.handle.terminate()
+    async with an_api(here.settings, here.world.task_queue, here.world.config) as another:
+        await another.until("/readiness", lambda reply: reply.status_code == 200)
+        told = await report(another, 7, {0: HEALTHY}, "127.0.0.2")
+        assert told.json()["data"] == {"accepted": True, "reason": ""}
+        shown = await another.until(STATUS, lambda reply: reply.json()["data"].get("can_serve"))
+        assert shown.json()["data"]["dead_committed"] == [1]
+        assert (await another.call("GET", "/controller/instances/7")).json()["data"] == declaration(7)
+    assert len(here.world.asked("read_journals")) > asked
+
+
+async def test_the_same_declaration_again_starts_a_faultmanager_that_is_gone(here: Installation) -> None:
+    await here.world.handle.terminate()
+    again = await here.controller.answered("PUT", "/controller/instances/7", declaration(7))
+    assert again.json()["data"]["outcome"] == "UNCHANGED"
+    assert (await here.world.handle.describe()).close_time is None
+    await here.controller.until(STATUS, lambda reply: reply.json()["data"].get("can_serve"))
 
 
 async def test_a_removed_instance_is_gone_and_may_be_declared_anew(here: Installation) -> None:

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from api.cache import Instances
 from api.instance_figures import InstanceFigures
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, RegisteredInstance, RegistryView
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
+from domain.registration import RegisteredInstance, RegistryState
 from domain.runtime import Budget, FtPhase, RuntimeRecord
 from tests.workflows.factories import topology
 
@@ -37,10 +38,10 @@ class World:
         self.records = {instance_id: shrunk(instance_id) for instance_id in instance_ids}
         self.asked = 0
 
-    async def query(self, workflow_id: str, *_given: Any, **_named: Any) -> RegistryView | RuntimeRecord:
+    async def query(self, workflow_id: str, *_given: Any, **_named: Any) -> RegistryState | RuntimeRecord:
         self.asked += 1
         if workflow_id == INSTANCE_REGISTRY_ID:
-            return RegistryView(instances=tuple(RegisteredInstance(topology=topology(one), version=1) for one in self.records))
+            return RegistryState(instances=tuple(RegisteredInstance.of(topology(one), 1) for one in self.records))
         return self.records[int(workflow_id.rsplit("-", 1)[1])]
 
 

@@ -17,10 +17,10 @@ from api.gateway import Gateway
 from domain.messages.instance_registry import (
     REMOVE_UPDATE,
     RegistryReply,
-    RegistryStart,
     RemoveCall,
 )
 from domain.messages.receivers import instance_registry
+from domain.registration import RegistryState
 from service.http import HttpError
 from service.temporal import connect, server_command
 from tests.api.installation import Controller, a_namespace, an_api, declaration
@@ -103,7 +103,7 @@ async def test_an_update_that_nobody_takes_is_a_503_and_no_bug(temporal_client: 
     call = RemoveCall(instance_id=7, reason="test")
     for _ in range(2):
         with pytest.raises(HttpError) as refused:
-            await gateway.update_with_start(instance_registry(RegistryStart()), REMOVE_UPDATE, call, RegistryReply)
+            await gateway.update_with_start(instance_registry(RegistryState()), REMOVE_UPDATE, call, RegistryReply)
         assert (refused.value.status, refused.value.reason) == (503, "NO_WORKER")
 
 

@@ -12,7 +12,7 @@ from domain.instance.learning import after_journals, assembled, seeded
 from domain.instance.state import InstanceState, Life
 from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
 from domain.instance.strategy_start import start_rebuild, start_round
-from domain.messages.fault_manager import FreshLookResult, JournalsResult
+from domain.messages.fault_manager import FaultManagerStart, FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
 from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
 from domain.runtime import REJECTED_SIGNALS_KEPT, SERVING_PHASES, FtPhase, rejected_signal
@@ -90,6 +90,15 @@ def test_a_round_is_ordered_with_all_that_it_needs_and_owns_two_revisions() -> N
     record = state.record(None, T0)
     assert (record.pending_removed_ranks, record.alive_dp_ranks) == ((1,), (0, 2, 3))
     assert record.active_strategy == "scale-down"
+
+
+@pytest.mark.parametrize("state", [serving_state(), in_round()[0], in_round()[0].but(config=config(set_interval_sec=7.0))])
+def test_what_continues_as_new_loses_nothing_and_has_its_topology_once(state: InstanceState) -> None:
+    carried = FaultManagerStart.model_validate_json(state.carried().model_dump_json())
+    assert InstanceState.of(carried) == state
+    assert carried.topology == state.topology
+    assert carried.state is not None
+    assert "endpoints" not in carried.state
 
 
 def test_progress_is_taken_in_its_order_only() -> None:

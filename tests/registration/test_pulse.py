@@ -14,6 +14,7 @@ from temporalio.client import Client
 from api.pulse import Pulse, is_lost
 from domain.messages.fault_manager import NODE_MANAGER_BACK_SIGNAL, NODE_MANAGER_LOST_SIGNAL, fault_manager_id
 from domain.messages.node_manager import LivenessReply
+from domain.registration import RegisteredInstance
 from domain.runtime import FtPhase
 from service.http import bind
 from tests.api.installation import Installation, an_api, an_installation
@@ -45,7 +46,7 @@ def test_lost_is_who_does_not_answer_or_has_forgotten_its_instance(
 
 def test_silence_counts_from_the_last_word_and_in_a_new_process_from_its_start() -> None:
     clock = [100.0]
-    pulse, where = Pulse(lambda: clock[0]), topology(7)
+    pulse, where = Pulse(lambda: clock[0]), RegisteredInstance.of(topology(7), 1)
     first, second = where.managers
     assert pulse.overdue(where, 30.0) == ()
     clock[0] += 20

@@ -11,6 +11,7 @@ from domain.messages.registration import Hold, RegisterRequest
 from domain.registration import (
     Admission,
     Assembly,
+    RegisteredInstance,
     admit,
     agreed_capability,
     founded,
@@ -22,7 +23,7 @@ from domain.registration import (
     topology_of,
 )
 from domain.runtime import FtPhase
-from domain.topology import NodeManagerAddress, Topology
+from domain.topology import NodeManagerAddress
 from tests.registration.factories import CAPABLE, registration
 
 
@@ -67,7 +68,7 @@ def test_however_pods_come_repeat_restart_and_move_one_seat_has_one_pod_and_no_d
             assert admitted.assembly == assembly
         assembly = admitted.assembly
         assert not {seat.incarnation for seat in assembly.seats.values()} & set(assembly.displaced)
-        assert len({seat.pod.address for seat in assembly.seats.values()}) == len(assembly.seats)
+        assert len({seat.address for seat in assembly.seats.values()}) == len(assembly.seats)
     if assembly.complete:
         assert topology_of(assembly).ranks == (0, 1, 2)
 
@@ -78,11 +79,34 @@ def test_a_restarted_pod_keeps_its_seat_with_its_new_life() -> None:
     assert assembly.missing == (1,)
 
 
+def test_a_seat_keeps_all_that_its_pod_said() -> None:
+    other = CAPABLE.model_copy(update={"num_redundant_experts": 0})
+    said: list[dict[str, Any]] = [
+        {},
+        {"ft_capability": other, "device_ids": (("4", "5"), ("6", "7")), "dp_master_port": 4711},
+        {"ft_capability": None},
+        {"node_name": "", "nm_port": 9},
+    ]
+    requests = [registration(rank, nnodes=4, dp_size=8, **one) for rank, one in enumerate(said)]
+    assembly = assembled(*requests)
+    assert [assembly.pod(rank) for rank in range(4)] == [request.pod for request in requests]
+    assert all(assembly.has(request) for request in requests)
+    for changes in ({"incarnation": "x"}, {"node_name": "x"}, {"ft_capability": other}, {"job_name": "x"}):
+        assert not assembly.has(requests[0].model_copy(update=changes))
+    assert Assembly.model_validate_json(assembly.model_dump_json()) == assembly
+
+
+def test_a_pod_that_is_alone_may_change_its_mind() -> None:
+    assembly = assembled(registration(0), registration(0, model_name="other", life="b"))
+    assert assembly.job.model_name == "other"
+    assert admit(assembly, registration(1)).admission is Admission.CONTRADICTS
+
+
 def test_two_pods_with_one_node_rank_do_not_take_turns() -> None:
     assembly = assembled(registration(0, life="old"), registration(0, life="new", pod_ip="10.0.0.9"))
     old_again = admit(assembly, registration(0, life="old"))
     assert old_again.admission is Admission.SEAT_TAKEN
-    assert old_again.assembly.seats[0].pod.pod_ip == "10.0.0.9"
+    assert old_again.assembly.seats[0].pod_ip == "10.0.0.9"
 
 
 @pytest.mark.parametrize(
@@ -179,15 +203,15 @@ def test_a_job_keeps_its_number() -> None:
 
 
 def test_a_node_leads_to_its_instances() -> None:
-    one = topology_of(assembled(registration(0), registration(1)))
+    one = RegisteredInstance.of(topology_of(assembled(registration(0), registration(1))), 1)
     assert instances_by_node([one]) == {"node-0": (7,), "node-1": (7,)}
 
 
 def test_a_nodemanager_has_one_owner_whether_it_lives_is_assembled_or_is_ending() -> None:
     assembly = assembled(registration(0))
-    living = topology_of(assembled(registration(0), registration(1)))
+    living = RegisteredInstance.of(topology_of(assembled(registration(0), registration(1))), 1)
     mine, free = registration(0).address, registration(0, pod_ip="10.0.0.9").address
-    states: tuple[tuple[list[Topology], list[Assembly], dict[int, tuple[NodeManagerAddress, ...]]], ...] = (
+    states: tuple[tuple[list[RegisteredInstance], list[Assembly], dict[int, tuple[NodeManagerAddress, ...]]], ...] = (
         ([living], [], {}),
         ([], [assembly], {}),
         ([], [], {7: (mine,)}),

@@ -21,7 +21,8 @@ from temporalio.service import RPCError
 from domain.config import FaultToleranceConfig
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState
 from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, FaultManagerStart
-from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY, RegistryView
+from domain.messages.instance_registry import INSTANCE_REGISTRY_ID, INSTANCES_QUERY
+from domain.registration import RegistryState
 from service.temporal import server_command
 from tests.eventually import eventually
 from tests.listening import free_port
@@ -145,7 +146,7 @@ async def test_a_terminated_registry_is_started_with_what_it_knew_and_a_forgotte
         with contextlib.suppress(RPCError, RPCTimeoutOrCancelledError):
             registry = temporal_client.get_workflow_handle(INSTANCE_REGISTRY_ID)
             view = await registry.query(INSTANCES_QUERY, rpc_timeout=timedelta(seconds=1))
-            return [one.topology.instance_id for one in RegistryView.model_validate(view).instances]
+            return [one.instance_id for one in RegistryState.model_validate(view).instances]
         return []
 
     async def knows_it() -> bool:

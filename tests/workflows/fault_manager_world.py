@@ -19,6 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from activities.fault_manager import FaultManagerActivities
 from domain.config import FaultToleranceConfig
 from domain.engine import EntrySource, RankEntry
 from domain.messages.fault_manager import (
@@ -356,6 +357,7 @@ def worker_of(
             world.pace,
             world.look_up_strategy,
             world.note_order,
+            FaultManagerActivities(world.client, world.task_queue).owned_topology,
             *more_activities,
         ],
         workflow_runner=workflow_runner() if sandboxed else UnsandboxedWorkflowRunner(),

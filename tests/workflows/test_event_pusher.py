@@ -94,7 +94,17 @@ async def test_one_view_at_a_time_is_taken_from_an_older_worker(temporal_client:
         assert (known.revision, known.ranks) == (5, (0, 2))
 
 
-@pytest.mark.parametrize("spoilt", [{"packed": "no view"}, {"packed": ""}, {"revision": 77}, {"packed": "\u0000"}])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"ports": "no ports"},
+        {"ports": {"": {"0": 8000}}},
+        {"ports": {"127.0.0.2": {"0": 0}}},
+        {"model_name": ""},
+        {"id": 77},
+        {"revision": "\u0000"},
+    ],
+)
 async def test_a_view_that_no_set_could_carry_is_refused(temporal_client: Client, spoilt: dict[str, Any]) -> None:
     async with strategy_world(temporal_client) as world:
         where = world.instance.topology()

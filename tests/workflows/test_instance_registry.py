@@ -15,10 +15,22 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.instance_registry
+from activities.fault_manager import FaultManagerActivities
 from domain.messages.fault_manager import FaultManagerStart, fault_manager_id
-from domain.messages.instance_registry import DeclareCall, RegistryOutcome, RegistryReply, RegistryStart, RemoveCall
+from domain.messages.instance_registry import (
+    DeclareCall,
+    RegisterCall,
+    RegisterResult,
+    RegistryOutcome,
+    RegistryReply,
+    RemoveCall,
+)
+from domain.messages.registration import RegisterRequest
+from domain.registration import Admission, Assembly, RegisteredInstance, RegistryState, founded, topology_of
+from service.fault_manager_input import fault_manager_input
 from tests.eventually import eventually
 from tests.leaving_worker import LeavingWorker
+from tests.registration.factories import registration
 from tests.workflows.factories import config, topology
 from tests.workflows.fault_manager_world import PATIENCE_SEC
 from workers.workflow_runner import workflow_runner
@@ -48,20 +60,21 @@ class StandInFaultManager:
 
 
 @asynccontextmanager
-async def a_registry(client: Client, *, sandboxed: bool = True) -> AsyncIterator[Registry]:
+async def a_registry(client: Client, *, sandboxed: bool = True, start: RegistryState | None = None) -> AsyncIterator[Registry]:
     """A registry of its own; outside the sandbox a test can change a constant of the workflow."""
     task_queue = f"registry-{uuid.uuid4().hex[:8]}"
     async with LeavingWorker(
         client,
         task_queue=task_queue,
         workflows=[InstanceRegistry, StandInFaultManager],
+        activities=[FaultManagerActivities(client, task_queue).owned_topology],
         workflow_runner=workflow_runner() if sandboxed else UnsandboxedWorkflowRunner(),
     ):
-        handle = await client.start_workflow(InstanceRegistry.run, RegistryStart(), id=task_queue, task_queue=task_queue)
+        handle = await client.start_workflow(InstanceRegistry.run, start or RegistryState(), id=task_queue, task_queue=task_queue)
         try:
             yield handle
         finally:
-            await handle.terminate()
+            await client.get_workflow_handle(task_queue).terminate()
 
 
 def new_id() -> int:
@@ -97,7 +110,7 @@ async def test_a_declared_instance_gets_its_faultmanager(temporal_client: Client
         assert conflict.outcome is RegistryOutcome.CONFLICT
         assert "DELETE" in conflict.message
         view = await registry.query(InstanceRegistry.instances)
-        assert [one.topology.instance_id for one in view.instances] == [instance_id]
+        assert [one.instance_id for one in view.instances] == [instance_id]
         removal = RemoveCall(instance_id=instance_id, reason="done", stop_engines=True)
         assert (await registry.execute_update(InstanceRegistry.remove, removal)).outcome is RegistryOutcome.REMOVED
         assert await asyncio.wait_for(fault_manager.result(), 10) == {"reason": "done", "stop_engines": True}
@@ -121,6 +134,85 @@ async def test_an_instance_declared_again_at_once_gets_a_new_faultmanager_when_t
         await asyncio.wait_for(old.result(), 10)
         new = await until_running(temporal_client, instance_id)
         assert (await new.describe()).run_id != old.result_run_id
+        await new.terminate()
+
+
+async def pending(registry: Registry) -> list[int]:
+    """The instances that wait for their FaultManager."""
+    return list((await registry.query(InstanceRegistry.instances)).starts)
+
+
+async def test_a_topology_is_kept_until_a_faultmanager_has_it_however_long_another_one_is_ending(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows.instance_registry, "START_LIMIT_SEC", 0.0)
+    monkeypatch.setattr(workflows.instance_registry, "RETRY_SEC", 0.2)
+    async with a_registry(temporal_client, sandboxed=False) as registry:
+        instance_id = new_id()
+        old = await temporal_client.start_workflow(
+            "FaultManager",
+            FaultManagerStart(instance_id=instance_id, topology=topology(instance_id, 2), config=config()),
+            id=fault_manager_id(instance_id),
+            task_queue=registry.id,
+        )
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        await asyncio.sleep(1.0)
+        assert await pending(registry) == [instance_id]
+        await old.signal("terminate", {"reason": "old", "stop_engines": False})
+        await asyncio.wait_for(old.result(), 10)
+
+        async def started() -> bool:
+            return await pending(registry) == []
+
+        await eventually(started, "its own FaultManager runs")
+        new = await until_running(temporal_client, instance_id)
+        start = await fault_manager_input(temporal_client, new.id)
+        assert start is not None
+        assert start.topology == topology(instance_id)
+        await new.terminate()
+
+
+async def test_a_faultmanager_that_has_this_topology_already_is_the_wanted_one(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows.instance_registry, "START_LIMIT_SEC", 0.0)
+    async with a_registry(temporal_client, sandboxed=False) as registry:
+        instance_id = new_id()
+        running = await temporal_client.start_workflow(
+            "FaultManager",
+            FaultManagerStart(instance_id=instance_id, topology=topology(instance_id), config=config()),
+            id=fault_manager_id(instance_id),
+            task_queue=registry.id,
+        )
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+
+        async def started() -> bool:
+            return await pending(registry) == []
+
+        await eventually(started, "it is found")
+        assert (await running.describe()).close_time is None
+        await running.terminate()
+
+
+async def test_the_next_registry_goes_on_where_the_former_was_terminated(temporal_client: Client) -> None:
+    """What `service.registry_memory` does: the former one's answer is the next one's input."""
+    async with a_registry(temporal_client) as registry:
+        instance_id = new_id()
+        old = await temporal_client.start_workflow(
+            "FaultManager",
+            FaultManagerStart(instance_id=instance_id, topology=topology(instance_id, 2), config=config()),
+            id=fault_manager_id(instance_id),
+            task_queue=registry.id,
+        )
+        assert (await declare(registry, instance_id)).outcome is RegistryOutcome.DECLARED
+        await registry.terminate()
+        former = await registry.query(InstanceRegistry.instances)
+        await old.terminate()
+        await temporal_client.start_workflow(InstanceRegistry.run, former, id=registry.id, task_queue=registry.id)
+        new = await until_running(temporal_client, instance_id)
+        start = await fault_manager_input(temporal_client, new.id)
+        assert start is not None
+        assert start.topology == topology(instance_id)
         await new.terminate()
 
 
@@ -183,9 +275,80 @@ async def test_declarations_survive_continue_as_new(temporal_client: Client, mon
         declared = [new_id() for _ in range(8)]
         for index, instance_id in enumerate(declared):
             assert (await declare(registry, instance_id, net=f"127.0.{index}")).outcome is RegistryOutcome.DECLARED
-        assert (await registry.describe()).run_id != first_run
+
+        async def another_run() -> bool:
+            return (await registry.describe()).run_id != first_run
+
+        await eventually(another_run, "it continues as new, once no topology waits in it")
         view = await registry.query(InstanceRegistry.instances)
-        assert [one.topology.instance_id for one in view.instances] == declared
+        assert [one.instance_id for one in view.instances] == declared
+        assert not view.starts
         assert [one.version for one in view.instances] == list(range(1, 9))
         for instance_id in declared:
             await (await until_running(temporal_client, instance_id)).terminate()
+
+
+WARNED_OF_FROM_BYTES = 512 * 1024
+REFUSED_FROM_BYTES = 2 * 1024 * 1024
+"""By Temporal: a payload."""
+
+
+def pods(instance: int, count: int) -> list[RegisterRequest]:
+    """All that register for an instance, each with eight ranks."""
+    return [
+        registration(
+            node_rank,
+            nnodes=count,
+            dp_size=8 * count,
+            job_name=f"deepseek-v3-decode-{instance}",
+            model_name="deepseek-v3",
+            pod_ip=f"10.{instance // 250}.{instance % 250}.{node_rank + 1}",
+            node_name=f"node-{instance:04d}-{node_rank:03d}",
+            device_ids=tuple((str(chip),) for chip in range(8)),
+            life=uuid.uuid4().hex,
+        )
+        for node_rank in range(count)
+    ]
+
+
+def seated(instance: int, requests: list[RegisterRequest]) -> Assembly:
+    assembly = founded(instance, requests[0], until=4e9)
+    for request in requests[1:]:
+        assembly = assembly.seating(request)
+    return assembly
+
+
+@pytest.mark.parametrize(("instances", "pods_each"), [(1000, 1), (1000, 2), (100, 40)])
+def test_what_the_registry_knows_of_a_whole_cluster_fits_into_one_payload(instances: int, pods_each: int) -> None:
+    assemblies = [seated(number, pods(number, pods_each)) for number in range(instances)]
+    registered = []
+    for assembly in assemblies:
+        lives = {str(seat.address): seat.incarnation for seat in assembly.seats.values()}
+        registered.append(RegisteredInstance.of(topology_of(assembly), 1, lives))
+    job_ids = {assembly.job_name: assembly.instance_id for assembly in assemblies}
+    settled = RegistryState(instances=tuple(registered), job_ids=job_ids)
+    assert len(settled.model_dump_json()) < WARNED_OF_FROM_BYTES
+    worst = RegistryState(assemblies=tuple(assemblies), job_ids=job_ids)
+    assert len(worst.model_dump_json()) < REFUSED_FROM_BYTES * 0.6
+
+
+async def test_a_hundred_instances_whose_forty_pods_register_at_once_continue_as_new(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst moment: of each of a hundred instances one Pod is missing."""
+    monkeypatch.setattr(workflows.instance_registry, "CONTINUE_AS_NEW_AT_EVENTS", 10)
+    start = RegistryState(assemblies=tuple(seated(number, pods(number, 40)[:-1]) for number in range(100)))
+    async with a_registry(temporal_client, sandboxed=False, start=start) as registry:
+        first_run = (await registry.describe()).run_id
+        here = temporal_client.get_workflow_handle(registry.id)
+        for _ in range(4):
+            again = RegisterCall(request=pods(7, 40)[0], config=config())
+            result: RegisterResult = await here.execute_update("register", again, result_type=RegisterResult)
+            assert (result.instance_id, result.admission) == (7, Admission.SEATED)
+
+        async def another_run() -> bool:
+            return (await here.describe()).run_id != first_run
+
+        await eventually(another_run, "it continues as new")
+        known: RegistryState = await here.query("instances", result_type=RegistryState)
+        assert len(known.assemblies) == 100

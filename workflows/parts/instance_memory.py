@@ -21,11 +21,7 @@ class Memory:
     """`changed`: set by whatever replaces the state, cleared by the loop before it judges."""
 
     def __init__(self, start: FaultManagerStart) -> None:
-        self.state = (
-            InstanceState.model_validate_json(start.state)
-            if start.state is not None
-            else InstanceState(instance_id=start.instance_id, topology=start.topology, config=start.config)
-        )
+        self.state = InstanceState.of(start)
         self.decision: Decision | None = None
         self.changed = True
 
