@@ -33,7 +33,7 @@ from domain.messages.fault_manager import (
     fault_manager_id,
 )
 from domain.messages.receivers import fault_manager
-from domain.messages.strategy import REPORTS, StrategyEnd
+from domain.messages.strategy import AnyReport, StrategyEnd
 from service.fault_manager_input import fault_manager_input
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,6 @@ class FaultManagerActivities:
 
 async def _end(handle: WorkflowHandle[object, object], call: LookUpCall) -> StrategyEnd | None:
     """A closed strategy's end: its report is its result, or the first detail of its failure. None: it left none."""
-    if call.kind not in REPORTS:
-        return None
     try:
         found = await handle.result()
     except WorkflowFailureError as error:
@@ -148,5 +146,4 @@ async def _end(handle: WorkflowHandle[object, object], call: LookUpCall) -> Stra
         raise Transient(f"Temporal does not give the result of {handle.id}: {error.message}") from None
     if not isinstance(found, dict):
         return None
-    _, report = REPORTS[call.kind]
-    return StrategyEnd.of(call.kind, call.workflow_id, report.model_validate(found))
+    return StrategyEnd(workflow_id=call.workflow_id, report=AnyReport.validate_python(found))

@@ -13,8 +13,7 @@ from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow, fail
 from workflows.parts.transaction_page import FastRecoveryStatus, page
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.round import RoundOutcome, StepReport
-    from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, StrategyKind
+    from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, RoundOutcome, StepReport, StrategyKind
     from domain.round.fast_recovery import run_fast_recovery
 
 

@@ -18,8 +18,7 @@ from workflows.parts.strategy_shell import StrategyShell, StrategyWorkflow, fail
 from workflows.parts.transaction_page import RoundStatus, page
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.round import RoundOrder, RoundOutcome, RoundReport
-    from domain.messages.strategy import StrategyKind
+    from domain.messages.strategy import RoundOrder, RoundOutcome, RoundReport, StrategyKind
     from domain.round.scale_down import run_round
 
 

@@ -15,7 +15,7 @@ from domain.instance.evidence import Evidence, from_operator
 from domain.instance.state import InstanceState
 from domain.instance.strategy_start import start_round
 from domain.messages.node_manager import ApplyRequest
-from domain.messages.round import StepReport
+from domain.messages.strategy import StepReport
 from domain.model import Generation, InstanceId, Port, Rank, Revision, Strict
 from domain.round.gate import gate
 from domain.round.instruction import apply_request, scale_down_call

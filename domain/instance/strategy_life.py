@@ -12,16 +12,20 @@ from domain.instance.decision import DecisionReason
 from domain.instance.evidence import from_look
 from domain.instance.state import REVISIONS_OF_A_STRATEGY, InstanceState, Life, PendingFinalize, RunningStrategy, ServingView
 from domain.instance.strategy_start import attach
-from domain.messages.round import CommitRecord, RoundOutcome, RoundReason, RoundReport, TransactionReport
+from domain.messages.round import CommitRecord
 from domain.messages.strategy import (
     FastRecoveryReport,
     RebuildReport,
     ReinferenceReason,
     ReinferenceReport,
     RelaunchReport,
+    RoundOutcome,
+    RoundReason,
+    RoundReport,
     StrategyEnd,
     StrategyKind,
     StrategyProgress,
+    TransactionReport,
 )
 from domain.runtime import SERVING_PHASES, FtPhase, resting_phase
 from domain.topology import Topology
@@ -96,17 +100,16 @@ def took_end(state: InstanceState, end: StrategyEnd, now: float) -> InstanceStat
     if strategy is None or strategy.generation != end.generation or strategy.kind is not end.kind:
         return state
     state = state.but(strategy=None, looked_for=None, last_strategy=strategy.workflow_id)
-    if end.round is not None:
-        return _after_round(state, strategy, end.round, now)
-    if end.reconfiguration is not None:
-        return _after_rebuild(state, strategy, end.reconfiguration, now)
-    if end.relaunch is not None:
-        return _after_rebuild(state, strategy, end.relaunch, now)
-    if end.fast_recovery is not None:
-        return _after_fast_recovery(state, strategy, end.fast_recovery, now)
-    if end.reinference is not None:
-        return _after_reinference(state, strategy, end.reinference, now)
-    return after_loss(state.but(strategy=strategy), f"{end.workflow_id} ended without a report", now)
+    report = end.report
+    match report:
+        case RoundReport():
+            return _after_round(state, strategy, report, now)
+        case FastRecoveryReport():
+            return _after_fast_recovery(state, strategy, report, now)
+        case ReinferenceReport():
+            return _after_reinference(state, strategy, report, now)
+        case RebuildReport():
+            return _after_rebuild(state, strategy, report, now)
 
 
 def after_loss(state: InstanceState, why: str, now: float) -> InstanceState:

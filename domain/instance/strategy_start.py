@@ -11,14 +11,15 @@ from domain.hardware import RECOVERY_LEVELS, FaultLevel
 from domain.instance.decision import Action, Decision, DecisionReason
 from domain.instance.situation import ORDERED_BY_A_PERSON
 from domain.instance.state import REVISIONS_OF_A_STRATEGY, InstanceState, Life, RunningStrategy, ServingView
-from domain.messages.round import RoundOrder, TransactionOrder
 from domain.messages.strategy import (
     FastRecoveryOrder,
     RebuildOrder,
     ReconfigurationOrder,
     ReinferenceOrder,
     RelaunchOrder,
+    RoundOrder,
     StrategyKind,
+    TransactionOrder,
 )
 from domain.runtime import SERVING_PHASES, FtPhase
 

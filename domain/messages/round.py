@@ -1,60 +1,17 @@
-"""What a round is ordered to do, what it asks of the world, and what it reports.
+"""What a round and a fast recovery ask of the world: the calls of `domain.round`'s ports, one model in and one out.
 
-`RoundOrder` is frozen by the FaultManager when it starts a round; `RoundReport` is the round's end. Between them stand
-the calls of `domain.round.scale_down.RoundPorts`, one model in and one out: they travel as Temporal activity arguments, and the
-simulation and the bare loop use the very same.
+They travel as Temporal activity arguments, and the simulation and the bare loop use the very same. What a round is ordered
+to do, and what it reports, is in `strategy.py` with every other strategy's.
 
 All `…_at` fields are seconds since the epoch, UTC, by the caller's clock (`workflow.now()` in a workflow).
 """
 
-from enum import StrEnum
-
 from pydantic import Field
 
-from domain.config import FaultToleranceConfig
-from domain.engine import Instruction, RankEntry
+from domain.engine import Instruction
 from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Said, Strict
-from domain.runtime import FtPhase, GateRecord
 from domain.topology import NodeManagerAddress, Topology
 from domain.watch import Observation, Question, Watch
-
-
-class StrategyOrder(Strict):
-    """What every strategy is ordered with. Frozen: it keeps the topology and the configuration that it began with."""
-
-    instance_id: InstanceId
-    generation: Generation
-    topology: Topology
-    config: FaultToleranceConfig
-
-
-class TransactionOrder(StrategyOrder):
-    """What a round and a fast recovery are ordered with alike.
-
-    active = original − dead_committed; ranks that were removed earlier stay removed. `view_revision`: the published view's
-    r, so that the transaction owns r+1 (DEL) and r+2 (ADD). `first_unhealthy_at`: when each active rank's UNHEALTHY was first
-    received. `capability_consistent`: all Pods registered the same capability. `isolated`: an L3 hardware fault stands, so
-    ADD is left to the FaultManager, for when it was cleared.
-    """
-
-    request_id: RequestId
-    dead_committed: tuple[Rank, ...]
-    phase_before: FtPhase
-    capability_consistent: bool = True
-    published_ranks: tuple[Rank, ...]
-    view_revision: Revision
-    isolated: bool = False
-    first_unhealthy_at: dict[int, float] = Field(default_factory=dict)
-
-
-class RoundOrder(TransactionOrder):
-    """One scale-down transaction (design §4).
-
-    `pending_ranks` are the DEAD ranks at the decision, `reported_incarnations` the engines that were reported dead.
-    """
-
-    pending_ranks: tuple[Rank, ...]
-    reported_incarnations: dict[int, str | None] = Field(default_factory=dict)
 
 
 class PeerRefusal(Strict):
@@ -224,87 +181,3 @@ class StopPodsCall(Strict):
     generation: Generation
     request_timeout_sec: float
     instance_id: InstanceId | None = None
-
-
-class StepReport(Strict):
-    """A round's progress. Ordered by (generation, step), so that a late one changes nothing."""
-
-    step: int
-    phase: FtPhase
-    detail: str
-    request_id: RequestId
-    pending_ranks: tuple[Rank, ...]
-    at: float
-
-
-class RoundOutcome(StrEnum):
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"  # → reconfiguration
-    ABANDONED = "abandoned"  # the evidence was false; nothing was withdrawn; decide again
-    CANCELLED = "cancelled"  # pre-empted before the commit point
-
-
-class RoundReason(StrEnum):
-    """How a round or a fast recovery ended. The first three are success; every other names what stood in the way."""
-
-    COMMITTED = "COMMITTED"
-    ALREADY_COMMITTED = "ALREADY_COMMITTED"
-    RECOVERED = "RECOVERED"  # a fast recovery: every active rank is healthy again
-    GATE_REFUSED = "GATE_REFUSED"
-    BAD_ORDER = "BAD_ORDER"
-    NO_SURVIVOR = "NO_SURVIVOR"
-    GUARD_REFUSED = "GUARD_REFUSED"
-    GUARD_UNREACHABLE = "GUARD_UNREACHABLE"
-    GUARD_LOST = "GUARD_LOST"
-    NOT_READY_IN_TIME = "NOT_READY_IN_TIME"
-    ENGINES_TIME_OVER = "ENGINES_TIME_OVER"
-    FALSE_ALARM = "FALSE_ALARM"
-    RELAPSED = "RELAPSED"  # healthy after the retry, and not any more at the second look
-    RANK_DIED = "RANK_DIED"  # a fast recovery: none was dead when it was ordered, one is now
-    ENGINE_PROTOCOL = "ENGINE_PROTOCOL"
-    ENGINE_MISSING = "ENGINE_MISSING"
-    ENGINE_FAILED = "ENGINE_FAILED"
-    SURVIVOR_DIED = "SURVIVOR_DIED"
-    SURVIVOR_RETIRED = "SURVIVOR_RETIRED"
-    WITHDRAW_UNCONFIRMED = "WITHDRAW_UNCONFIRMED"
-    APPLY_REFUSED = "APPLY_REFUSED"
-    APPLY_UNKNOWN = "APPLY_UNKNOWN"
-    NOT_RECOVERED_IN_TIME = "NOT_RECOVERED_IN_TIME"
-    VERIFY_FAILED = "VERIFY_FAILED"
-    PORT_FAILED = "PORT_FAILED"  # an activity ended without an answer
-    CANCELLED = "CANCELLED"
-
-
-class TransactionReport(Strict):
-    """How a round or a fast recovery ended, for the FaultManager and for people.
-
-    `applied`: the HTTP status with which each engine took the command (None: not learnt). `looked`: the last entry seen per
-    rank, merged before the next decision, so that older reports which are still under way start nothing. `stage_times` are
-    seconds. `refusals`: the peers by whose no, or silence, it ended. What `detail` says is for people alone.
-    """
-
-    instance_id: InstanceId
-    generation: Generation
-    request_id: RequestId
-    outcome: RoundOutcome
-    reason: RoundReason
-    detail: str = ""
-    refusals: tuple[PeerRefusal, ...] = ()
-    gate: GateRecord | None = None
-    withdrawn: bool = False
-    serving_published: bool = False
-    view_revision: Revision = 0
-    applied: dict[int, int | None] = Field(default_factory=dict)
-    pending_finalize: tuple[str, ...] = ()
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
-    stage_times: dict[str, float] = Field(default_factory=dict)
-
-
-class RoundReport(TransactionReport):
-    """The end of a round. `removed_dp_ranks` is the cumulative set of the apply body."""
-
-    committed: bool = False
-    dead_committed: tuple[Rank, ...] = ()
-    removed_dp_ranks: tuple[Rank, ...] = ()
-    survivors: tuple[Rank, ...] = ()
-    absent_node_managers: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ from domain.messages.rebuild import (
     StopNodeManagersCall,
     StopNodeManagersResult,
 )
-from domain.messages.round import PeerRefusal, StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
+from domain.messages.round import PeerRefusal, VerifyCall, VerifyResult, ViewCall, ViewResult
 from domain.messages.strategy import (
     RebuildOrder,
     RebuildReport,
@@ -44,6 +44,7 @@ from domain.messages.strategy import (
     ReconfigurationReport,
     RelaunchOrder,
     RelaunchReport,
+    StepReport,
     StrategyKind,
 )
 from domain.runtime import FtPhase
@@ -82,13 +83,13 @@ class RebuildPorts(Protocol):
 async def run_reconfiguration(order: ReconfigurationOrder, ports: RebuildPorts) -> ReconfigurationReport:
     """Rebuilds the whole instance and reports it."""
     report = await _Rebuild(order, ports, dead_committed=()).run(ReconfigurationReason.REBUILT)
-    return ReconfigurationReport(**dict(report))
+    return ReconfigurationReport(kind=StrategyKind.INSTANCE_RECONFIGURATION, **dict(report))
 
 
 async def run_relaunch(order: RelaunchOrder, ports: RebuildPorts) -> RelaunchReport:
     """Gives the ranks that were not removed new engines and reports it."""
     report = await _Rebuild(order, ports, dead_committed=order.dead_committed).run(ReconfigurationReason.RELAUNCHED)
-    return RelaunchReport(**dict(report), dead_committed=order.dead_committed)
+    return RelaunchReport(kind=StrategyKind.ENGINE_RELAUNCH, **dict(report), dead_committed=order.dead_committed)
 
 
 class _Stopped(Exception):

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 from domain.engine import EngineStatus, ProcessState, RankEntry
 from domain.errors import AutotomyError
 from domain.messages.rebuild import EnginesReadyCall, EnginesReadyResult
-from domain.messages.round import StepReport, VerifyCall, VerifyResult
-from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, ReinferenceReport, StrategyKind
+from domain.messages.round import VerifyCall, VerifyResult
+from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, ReinferenceReport, StepReport, StrategyKind
 from domain.runtime import FtPhase
 from domain.watch import Question
 
@@ -51,6 +51,7 @@ async def run_reinference(order: ReinferenceOrder, ports: ReinferencePorts) -> R
     except AutotomyError as error:
         reason, detail = ReinferenceReason.PORT_FAILED, error.message
     return ReinferenceReport(
+        kind=StrategyKind.TOKEN_REINFERENCE,
         instance_id=order.instance_id,
         generation=order.generation,
         healed=reason is ReinferenceReason.HEALED,

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from domain.engine import Instruction
 from domain.errors import AutotomyError
-from domain.messages.round import RoundOutcome, RoundReason
-from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport
+from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, RoundOutcome, RoundReason, StrategyKind
 from domain.round import transaction
 from domain.round.gate import retry_gate
 from domain.round.ledger import LedgerPorts, TransactionLedger, TransactionStopped, groups
@@ -47,7 +46,8 @@ class FastRecoveryLedger(TransactionLedger[FastRecoveryOrder]):
 
     def report(self, outcome: RoundOutcome, reason: RoundReason, detail: str = "") -> FastRecoveryReport:
         recovered = self.survivors if self.committed else ()
-        return FastRecoveryReport(**dict(self.ended(outcome, reason, detail)), recovered=recovered)
+        ended = self.ended(outcome, reason, detail)
+        return FastRecoveryReport(kind=StrategyKind.FAST_RECOVERY, **dict(ended), recovered=recovered)
 
 
 async def run_fast_recovery(order: FastRecoveryOrder, ports: FastRecoveryPorts) -> FastRecoveryReport:

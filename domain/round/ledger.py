@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from domain.engine import RankEntry
-from domain.messages.round import (
-    Lease,
-    PeerRefusal,
+from domain.messages.round import Lease, PeerRefusal
+from domain.messages.strategy import (
     RoundOrder,
     RoundOutcome,
     RoundReason,
     RoundReport,
     StepReport,
+    StrategyKind,
     TransactionOrder,
     TransactionReport,
 )
@@ -213,6 +213,7 @@ class RoundLedger(TransactionLedger[RoundOrder]):
 
     def report(self, outcome: RoundOutcome, reason: RoundReason, detail: str = "") -> RoundReport:
         return RoundReport(
+            kind=StrategyKind.SCALE_DOWN,
             **dict(self.ended(outcome, reason, detail)),
             committed=self.committed,
             dead_committed=self.removed if self.committed else self.order.dead_committed,

@@ -12,14 +12,8 @@ which is looked at before each step that matters. So a stop comes before the com
 from typing import Protocol
 
 from domain.errors import AutotomyError
-from domain.messages.round import (
-    CommitRecord,
-    RoundOrder,
-    RoundOutcome,
-    RoundReason,
-    RoundReport,
-    StopPodsCall,
-)
+from domain.messages.round import CommitRecord, StopPodsCall
+from domain.messages.strategy import RoundOrder, RoundOutcome, RoundReason, RoundReport
 from domain.round import transaction
 from domain.round.gate import gate
 from domain.round.instruction import scale_down_call

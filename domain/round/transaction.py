@@ -25,15 +25,12 @@ from domain.messages.round import (
     GuardResult,
     LookCall,
     LookResult,
-    RoundOutcome,
-    RoundReason,
-    StepReport,
-    TransactionOrder,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
 )
+from domain.messages.strategy import RoundOutcome, RoundReason, StepReport, TransactionOrder
 from domain.round.ledger import TransactionLedger, TransactionStopped, listed
 from domain.runtime import FtPhase
 from domain.topology import NodeManagerAddress

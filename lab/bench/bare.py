@@ -35,15 +35,13 @@ from domain.messages.round import (
     GuardResult,
     LookCall,
     LookResult,
-    RoundOrder,
-    RoundReport,
-    StepReport,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
 )
+from domain.messages.strategy import RoundOrder, RoundReport, StepReport
 from domain.round.scale_down import run_round
 from domain.runtime import FtPhase
 from domain.topology import Topology

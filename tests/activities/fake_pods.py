@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request, Response
 from domain.config import DpScaleDownConfig, FaultToleranceConfig
 from domain.engine import FtCapability
 from domain.messages.node_manager import FT_PREFIX
-from domain.messages.round import RoundOrder
+from domain.messages.strategy import RoundOrder
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
 from service.http import bind, create_app, failure

@@ -25,6 +25,7 @@ def rebuilt(reason: DecisionReason, detail: str = "") -> RuntimeRecord:
     decision = Decision(action=Action.RECONFIGURE, reason=reason)
     state, order = start_rebuild(serving_state(owed=reason, owed_detail=detail, last_error=detail), decision, T0)
     report = ReconfigurationReport(
+        kind=REBUILD,
         instance_id=7,
         generation=order.generation,
         succeeded=True,
@@ -33,7 +34,7 @@ def rebuilt(reason: DecisionReason, detail: str = "") -> RuntimeRecord:
         engine_incarnations={rank: f"new-{rank}" for rank in range(4)},
     )
     workflow_id = REBUILD.workflow_id(7, order.generation)
-    end = StrategyEnd(kind=REBUILD, instance_id=7, generation=order.generation, workflow_id=workflow_id, reconfiguration=report)
+    end = StrategyEnd(workflow_id=workflow_id, report=report)
     return recorded(took_end(state, end, T0 + 60))
 
 

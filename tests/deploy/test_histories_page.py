@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from domain.messages.round import RoundReason
-from domain.messages.strategy import ReconfigurationReason, ReinferenceReason
+from domain.messages.strategy import ReconfigurationReason, ReinferenceReason, RoundReason
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "changing-workflows.md").read_text(encoding="utf-8")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from domain.instance.situation import DecisionReason
-from domain.messages.round import RoundReason
-from domain.messages.strategy import ReconfigurationReason, ReinferenceReason
+from domain.messages.strategy import ReconfigurationReason, ReinferenceReason, RoundReason
 from domain.round.gate import GateCode, RetryGateCode
 from domain.watch import LookReason
 

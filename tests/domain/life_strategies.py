@@ -1,7 +1,7 @@
 """The FaultManager's turn, as the workflow takes it, and what the strategies that it starts do until they end."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -16,7 +16,7 @@ from domain.instance.state import Life as PartOfLife
 from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
 from domain.instance.strategy_start import STARTING, Order, attach, start
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
-from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
+from domain.messages.round import CommitRecord
 from domain.messages.strategy import (
     FastRecoveryOrder,
     FastRecoveryReport,
@@ -28,9 +28,15 @@ from domain.messages.strategy import (
     ReinferenceReport,
     RelaunchOrder,
     RelaunchReport,
+    RoundOrder,
+    RoundOutcome,
+    RoundReason,
+    RoundReport,
+    StepReport,
     StrategyEnd,
     StrategyKind,
     StrategyProgress,
+    StrategyReport,
 )
 from domain.runtime import SERVING_PHASES, FtPhase, may_follow
 from tests.domain.instance_factories import D, H
@@ -411,8 +417,9 @@ class Strategies(Life):
     def the_reinference_ends(self, healed: bool) -> None:
         order = self._order()
         reason = ReinferenceReason.HEALED if healed else ReinferenceReason.NOT_HEALED_IN_TIME
-        report = ReinferenceReport(instance_id=7, generation=order.generation, healed=healed, reason=reason)
-        self._end(reinference=report)
+        kind: Literal[StrategyKind.TOKEN_REINFERENCE] = StrategyKind.TOKEN_REINFERENCE
+        report = ReinferenceReport(kind=kind, instance_id=7, generation=order.generation, healed=healed, reason=reason)
+        self._end(report)
 
     def _added(self, ranks: tuple[int, ...], published: bool) -> dict[str, Any]:
         """The ADD at the end of a strategy, acknowledged or not; withheld where an L3 stood when it was ordered."""
@@ -433,30 +440,29 @@ class Strategies(Life):
         assert isinstance(order, RoundOrder)
         said = {"view_revision": order.view_revision + self._withdrew(), "removed_dp_ranks": order.pending_ranks, **changes}
         names = {"instance_id": 7, "generation": order.generation, "request_id": order.request_id}
-        self._end(round=RoundReport(outcome=outcome, reason=reason, **names, **said))
+        self._end(RoundReport(kind=StrategyKind.SCALE_DOWN, outcome=outcome, reason=reason, **names, **said))
 
     def _end_fast_recovery(self, outcome: RoundOutcome, reason: RoundReason, **changes: Any) -> None:
         order = self._order()
         assert isinstance(order, FastRecoveryOrder)
         said = {"view_revision": order.view_revision + self._withdrew(), **changes}
         names = {"instance_id": 7, "generation": order.generation, "request_id": order.request_id}
-        self._end(fast_recovery=FastRecoveryReport(outcome=outcome, reason=reason, **names, **said))
+        self._end(FastRecoveryReport(kind=StrategyKind.FAST_RECOVERY, outcome=outcome, reason=reason, **names, **said))
 
     def _end_rebuild(self, reason: ReconfigurationReason, **changes: Any) -> None:
         succeeded = reason is ReconfigurationReason.REBUILT
         names = {"instance_id": 7, "generation": self._order().generation}
-        self._end(reconfiguration=ReconfigurationReport(succeeded=succeeded, reason=reason, **names, **changes))
+        kind: Literal[StrategyKind.INSTANCE_RECONFIGURATION] = StrategyKind.INSTANCE_RECONFIGURATION
+        self._end(ReconfigurationReport(kind=kind, succeeded=succeeded, reason=reason, **names, **changes))
 
     def _end_relaunch(self, reason: ReconfigurationReason, **changes: Any) -> None:
         succeeded = reason is ReconfigurationReason.RELAUNCHED
         names = {"instance_id": 7, "generation": self._order().generation, "dead_committed": self.here.dead_committed}
-        self._end(relaunch=RelaunchReport(succeeded=succeeded, reason=reason, **names, **changes))
+        self._end(RelaunchReport(kind=StrategyKind.ENGINE_RELAUNCH, succeeded=succeeded, reason=reason, **names, **changes))
 
-    def _end(self, **report: Any) -> None:
-        order = self._order()
-        kind = KINDS[type(order)]
-        workflow_id = kind.workflow_id(7, order.generation)
-        end = StrategyEnd(kind=kind, instance_id=7, generation=order.generation, workflow_id=workflow_id, **report)
+    def _end(self, report: StrategyReport) -> None:
+        assert report.kind is KINDS[type(self._order())]
+        end = StrategyEnd(workflow_id=report.kind.workflow_id(7, report.generation), report=report)
         self.order = None
         self.become(took_end(self.here, end, self.now), commits=True)
         assert self.here.strategy is None

@@ -23,15 +23,13 @@ from domain.messages.round import (
     LookCall,
     LookResult,
     PeerRefusal,
-    RoundOrder,
-    RoundReport,
-    StepReport,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
 )
+from domain.messages.strategy import RoundOrder, RoundReport, StepReport
 from domain.round.scale_down import run_round
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology

@@ -6,16 +6,8 @@ import pytest
 
 from domain.engine import Dialect, FtCapability, Instruction
 from domain.errors import AutotomyError, OutcomeUnknown, Refused, Transient
-from domain.messages.round import (
-    ApplyResult,
-    FinalizeResult,
-    GuardResult,
-    RoundOutcome,
-    RoundReason,
-    VerifyResult,
-    ViewResult,
-)
-from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport
+from domain.messages.round import ApplyResult, FinalizeResult, GuardResult, VerifyResult, ViewResult
+from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, RoundOutcome, RoundReason
 from domain.round.fast_recovery import run_fast_recovery
 from domain.round.gate import RetryGateCode
 from domain.runtime import FtPhase

@@ -13,8 +13,19 @@ from domain.instance.state import InstanceState, Life
 from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
 from domain.instance.strategy_start import start_rebuild, start_round
 from domain.messages.fault_manager import FaultManagerStart, FreshLookResult, JournalsResult
-from domain.messages.round import CommitRecord, RoundOrder, RoundOutcome, RoundReason, RoundReport, StepReport
-from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
+from domain.messages.round import CommitRecord
+from domain.messages.strategy import (
+    ReconfigurationReason,
+    ReconfigurationReport,
+    RoundOrder,
+    RoundOutcome,
+    RoundReason,
+    RoundReport,
+    StepReport,
+    StrategyEnd,
+    StrategyKind,
+    StrategyProgress,
+)
 from domain.runtime import REJECTED_SIGNALS_KEPT, SERVING_PHASES, FtPhase, rejected_signal
 from tests.domain.instance_factories import T0, D, H, U, config, report, serving_state, topology
 
@@ -45,6 +56,7 @@ def round_end(order: RoundOrder, outcome: RoundOutcome = RoundOutcome.SUCCEEDED,
     succeeded = outcome is RoundOutcome.SUCCEEDED
     looked = {rank: RankEntry(id=rank, status="healthy", sequence=99) for rank in (0, 2, 3)} if succeeded else {}
     fields: dict[str, Any] = {
+        "kind": ROUND,
         "instance_id": 7,
         "generation": order.generation,
         "request_id": order.request_id,
@@ -59,11 +71,12 @@ def round_end(order: RoundOrder, outcome: RoundOutcome = RoundOutcome.SUCCEEDED,
     }
     workflow_id = ROUND.workflow_id(7, order.generation)
     report_ = RoundReport(**{**fields, **changes})
-    return StrategyEnd(kind=ROUND, instance_id=7, generation=order.generation, workflow_id=workflow_id, round=report_)
+    return StrategyEnd(workflow_id=workflow_id, report=report_)
 
 
 def rebuild_end(generation: int, succeeded: bool = True, **changes: Any) -> StrategyEnd:
     fields: dict[str, Any] = {
+        "kind": REBUILD,
         "instance_id": 7,
         "generation": generation,
         "succeeded": succeeded,
@@ -73,7 +86,7 @@ def rebuild_end(generation: int, succeeded: bool = True, **changes: Any) -> Stra
     }
     report_ = ReconfigurationReport(**{**fields, **changes})
     workflow_id = REBUILD.workflow_id(7, generation)
-    return StrategyEnd(kind=REBUILD, instance_id=7, generation=generation, workflow_id=workflow_id, reconfiguration=report_)
+    return StrategyEnd(workflow_id=workflow_id, report=report_)
 
 
 def decided(state: InstanceState, now: float = T0 + 30) -> Decision:

@@ -35,7 +35,7 @@ from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.state import InstanceState
 from domain.instance.strategy_life import took_commit, took_end, took_progress
 from domain.instance.strategy_start import start
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from domain.runtime import FtPhase
 from tests.domain import life_strategies
 from tests.domain.life_faults import Faults

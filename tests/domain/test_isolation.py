@@ -7,8 +7,7 @@ from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.state import InstanceState
 from domain.instance.strategy_life import took_end
 from domain.instance.strategy_start import start_round
-from domain.messages.round import RoundOutcome
-from domain.messages.strategy import StrategyEnd, StrategyKind
+from domain.messages.strategy import RoundOutcome, StrategyEnd, StrategyKind
 from domain.runtime import FtPhase
 from tests.domain.instance_factories import T0, D, U, config, on_nodes, report, serving_state
 from tests.domain.round_factories import ScriptedPorts, order, played
@@ -40,13 +39,7 @@ async def test_after_the_clear_the_survivors_are_published_under_a_new_revision(
     state, ordered = start_round(isolated(), SHED_1, "scale-down-" + "0" * 32, T0 + 1)
     assert ordered.isolated
     told = await played(ScriptedPorts(), ordered.model_copy(update={"topology": order(1).topology}))
-    end = StrategyEnd(
-        kind=StrategyKind.SCALE_DOWN,
-        instance_id=7,
-        generation=ordered.generation,
-        workflow_id=StrategyKind.SCALE_DOWN.workflow_id(7, ordered.generation),
-        round=told,
-    )
+    end = StrategyEnd(workflow_id=StrategyKind.SCALE_DOWN.workflow_id(7, ordered.generation), report=told)
     state = took_end(state, end, T0 + 30)
     assert (state.phase, state.view.ranks, state.view.confirmed) == (FtPhase.SCALED_DOWN_RUNNING, (), True)
     assert followed(state) == state, "it still stands"

@@ -15,8 +15,8 @@ from domain.messages.rebuild import (
     StopNodeManagersCall,
     StopNodeManagersResult,
 )
-from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
-from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, RelaunchOrder
+from domain.messages.round import VerifyCall, VerifyResult, ViewCall, ViewResult
+from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, RelaunchOrder, StepReport
 from domain.rebuild.new_engines import run_reconfiguration, run_relaunch
 from domain.runtime import FtPhase
 from tests.domain.round_factories import BEGAN_AT, fault_tolerance, healthy, incarnation, pod, refusal, topology

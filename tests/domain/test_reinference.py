@@ -7,8 +7,8 @@ import pytest
 from domain.engine import RankEntry
 from domain.errors import Transient
 from domain.messages.rebuild import EnginesReadyCall, EnginesReadyResult
-from domain.messages.round import StepReport, VerifyCall, VerifyResult
-from domain.messages.strategy import ReinferenceOrder, ReinferenceReason
+from domain.messages.round import VerifyCall, VerifyResult
+from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, StepReport
 from domain.rebuild.reinference import run_reinference
 from domain.runtime import FtPhase
 from tests.domain.round_factories import BEGAN_AT, exited, fault_tolerance, healthy, topology, unhealthy

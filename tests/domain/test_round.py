@@ -4,7 +4,8 @@ import pytest
 
 from domain.engine import FtCapability
 from domain.errors import OutcomeUnknown, Refused, Transient
-from domain.messages.round import FinalizeResult, GuardResult, RoundOutcome, RoundReason, ViewResult
+from domain.messages.round import FinalizeResult, GuardResult, ViewResult
+from domain.messages.strategy import RoundOutcome, RoundReason
 from domain.runtime import FtPhase
 from tests.domain.round_factories import (
     BEGAN_AT,

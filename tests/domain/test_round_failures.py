@@ -4,15 +4,8 @@ import pytest
 
 from domain.engine import RankEntry
 from domain.errors import AutotomyError, OutcomeUnknown, Refused, Transient
-from domain.messages.round import (
-    ApplyResult,
-    FinalizeResult,
-    GuardResult,
-    RoundOutcome,
-    RoundReason,
-    VerifyResult,
-    ViewResult,
-)
+from domain.messages.round import ApplyResult, FinalizeResult, GuardResult, VerifyResult, ViewResult
+from domain.messages.strategy import RoundOutcome, RoundReason
 from domain.round.gate import GateCode
 from domain.topology import Topology
 from tests.domain.round_factories import (

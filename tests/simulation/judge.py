@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from domain.messages.node_manager import NodeManagerReason
-from domain.messages.round import RoundOutcome, RoundReason
+from domain.messages.strategy import RoundOutcome, RoundReason
 from lab.oracle.invariants import Invariant, check_all, violations
 from lab.oracle.observations import (
     ApplySeen,

@@ -25,13 +25,13 @@ from domain.messages.round import (
     LookCall,
     LookResult,
     PeerRefusal,
-    StepReport,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
 )
+from domain.messages.strategy import StepReport
 from domain.topology import NodeManagerAddress
 from domain.watch import LookVerdict, Question, Sight
 from lab.oracle.observations import CommitSeen, PhaseSeen, StatusSeen

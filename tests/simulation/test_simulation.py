@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from domain.messages.round import RoundOutcome, RoundReason
+from domain.messages.strategy import RoundOutcome, RoundReason
 from lab.oracle.observations import Observation
 from tests.simulation.clock import StandstillError, now, run_virtually
 from tests.simulation.judge import judge, not_judged, seen_kinds

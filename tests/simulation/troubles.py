@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from domain.messages.round import RoundOrder
+from domain.messages.strategy import RoundOrder
 from tests.simulation.node_managers import Doom
 from tests.simulation.scenario import Event, Trouble
 

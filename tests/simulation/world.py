@@ -11,7 +11,8 @@ from random import Random
 
 from domain.engine import EngineStatus, FtCapability
 from domain.errors import AutotomyError
-from domain.messages.round import FinalizeCall, RoundOrder, RoundOutcome, RoundReport
+from domain.messages.round import FinalizeCall
+from domain.messages.strategy import RoundOrder, RoundOutcome, RoundReport
 from domain.pod.records import Verdict
 from domain.round.scale_down import RoundPorts, run_round
 from domain.runtime import FtPhase, can_serve, resting_phase

@@ -4,8 +4,17 @@ from typing import Any
 
 from domain.config import FaultToleranceConfig
 from domain.engine import FtCapability, RankEntry
-from domain.messages.round import RoundOrder, RoundOutcome, RoundReason, RoundReport
-from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind
+from domain.messages.strategy import (
+    ReconfigurationOrder,
+    ReconfigurationReason,
+    ReconfigurationReport,
+    RoundOrder,
+    RoundOutcome,
+    RoundReason,
+    RoundReport,
+    StrategyEnd,
+    StrategyKind,
+)
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 
 
@@ -51,6 +60,7 @@ def round_end(
     succeeded = outcome is RoundOutcome.SUCCEEDED
     survivors = tuple(rank for rank in order.topology.ranks if rank not in committed_by(order))
     fields: dict[str, Any] = {
+        "kind": StrategyKind.SCALE_DOWN,
         "instance_id": order.instance_id,
         "generation": order.generation,
         "request_id": order.request_id,
@@ -66,14 +76,13 @@ def round_end(
         "stage_times": {"guard": 0.1},
     }
     report = RoundReport(**{**fields, **changes})
-    return StrategyEnd.of(
-        StrategyKind.SCALE_DOWN, StrategyKind.SCALE_DOWN.workflow_id(order.instance_id, order.generation), report
-    )
+    return StrategyEnd(workflow_id=report.kind.workflow_id(order.instance_id, order.generation), report=report)
 
 
 def rebuild_end(order: ReconfigurationOrder, succeeded: bool = True) -> StrategyEnd:
     """The end signal of a rebuild."""
     report = ReconfigurationReport(
+        kind=StrategyKind.INSTANCE_RECONFIGURATION,
         instance_id=order.instance_id,
         generation=order.generation,
         succeeded=succeeded,
@@ -82,5 +91,4 @@ def rebuild_end(order: ReconfigurationOrder, succeeded: bool = True) -> Strategy
         view_revision=order.view_revision + 2,
         engine_incarnations={rank: f"new-{rank}" for rank in order.topology.ranks} if succeeded else {},
     )
-    kind = StrategyKind.INSTANCE_RECONFIGURATION
-    return StrategyEnd.of(kind, kind.workflow_id(order.instance_id, order.generation), report)
+    return StrategyEnd(workflow_id=report.kind.workflow_id(order.instance_id, order.generation), report=report)

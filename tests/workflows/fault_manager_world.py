@@ -49,18 +49,16 @@ from domain.messages.rebuild import (
     StopNodeManagersCall,
     StopNodeManagersResult,
 )
-from domain.messages.round import (
-    CommitRecord,
-    FinalizeCall,
-    FinalizeResult,
-    PeerRefusal,
+from domain.messages.round import CommitRecord, FinalizeCall, FinalizeResult, PeerRefusal, ViewCall, ViewResult
+from domain.messages.strategy import (
+    ReconfigurationOrder,
     RoundOrder,
     RoundOutcome,
     StepReport,
-    ViewCall,
-    ViewResult,
+    StrategyEnd,
+    StrategyKind,
+    StrategyProgress,
 )
-from domain.messages.strategy import ReconfigurationOrder, StrategyEnd, StrategyKind, StrategyProgress
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import Role
 from tests.leaving_worker import LeavingWorker
@@ -222,16 +220,12 @@ class World:
         await self.signal(END_SIGNAL, rebuild_end(order, succeeded))
         await self._finish(StrategyKind.INSTANCE_RECONFIGURATION, order.generation)
 
-    async def end_other(self, **report: Any) -> None:
-        """The last one of the other strategies ends with this report, under its field's name in `StrategyEnd`."""
+    async def end_other(self, **fields: Any) -> None:
+        """The last one of the other strategies ends with a report of these fields."""
         kind, order = self.others[-1]
+        report = {"kind": kind, "instance_id": self.instance_id, "generation": order["generation"], **fields}
         workflow_id = kind.workflow_id(self.instance_id, order["generation"])
-        told = {
-            name: {"instance_id": self.instance_id, "generation": order["generation"], **fields}
-            for name, fields in report.items()
-        }
-        common = {"kind": kind, "instance_id": self.instance_id, "generation": order["generation"], "workflow_id": workflow_id}
-        await self.signal(END_SIGNAL, StrategyEnd.model_validate({**common, **told}))
+        await self.signal(END_SIGNAL, StrategyEnd.model_validate({"workflow_id": workflow_id, "report": report}))
         await self._finish(kind, order["generation"])
 
     async def until_stopped(self, kind: StrategyKind, generation: int) -> None:

@@ -19,8 +19,16 @@ from temporalio.worker import Worker
 
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState, KnownView, ViewRecord, ViewsRecord
 from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
-from domain.messages.round import CommitRecord, RoundOrder, RoundReport
-from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReport, StrategyEnd, StrategyKind, StrategyProgress
+from domain.messages.round import CommitRecord
+from domain.messages.strategy import (
+    ReconfigurationOrder,
+    ReconfigurationReport,
+    RoundOrder,
+    RoundReport,
+    StrategyEnd,
+    StrategyKind,
+    StrategyProgress,
+)
 from domain.model import Strict
 from domain.topology import Topology
 from service.one_exchange import one_exchange_client

@@ -43,7 +43,7 @@ async def test_new_engines_serve_and_the_node_managers_stay(temporal_client: Cli
         assert (report.view_revision, report.serving_published) == (3, True)
         assert world.coordinator.ranks(world.instance.instance_id) == (0, 1, 2, 3)
         assert [pod.incarnation for pod in world.instance.pods] == lives
-        assert [end.relaunch for end in (await world.heard()).ends] == [report]
+        assert [end.report for end in (await world.heard()).ends] == [report]
         history = await handle.fetch_history()
     assert await replay(history) is None
 
@@ -121,7 +121,7 @@ async def test_ranks_that_heal_by_themselves_are_waited_for_and_nothing_is_touch
         assert (report.healed, report.reason) == (True, ReinferenceReason.HEALED), report.detail
         assert world.coordinator.ranks(world.instance.instance_id) == (0, 1, 2, 3)
         assert {route for pod in world.instance.pods for route, _ in pod.seen} <= {"status", "probe"}
-        assert [end.reinference for end in (await world.heard()).ends] == [report]
+        assert [end.report for end in (await world.heard()).ends] == [report]
         history = await handle.fetch_history()
     assert await replay(history) is None
 

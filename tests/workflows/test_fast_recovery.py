@@ -7,8 +7,7 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 
 from domain.engine import Dialect, FtCapability
-from domain.messages.round import RoundOutcome, RoundReason
-from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, StrategyKind
+from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, RoundOutcome, RoundReason, StrategyKind
 from domain.runtime import FtPhase
 from tests.activities.fake_pods import exited, fast_config, hang, refuse, unhealthy
 from tests.eventually import eventually
@@ -59,7 +58,7 @@ async def test_all_ranks_retry_under_one_id_and_serve_again(temporal_client: Cli
         assert [body["endpoint_ids"] for body in bodies] == [[0, 1], [2, 3]]
         assert all(pod.verdicts == {asked.request_id: True} and pod.retired == set() for pod in world.instance.pods)
         heard = await world.heard()
-        assert [end.fast_recovery for end in heard.ends] == [report]
+        assert [end.report for end in heard.ends] == [report]
         assert {progress.step.phase for progress in heard.progress} == {FtPhase.DECIDING}
         assert heard.commits == ()
         assert FastRecoveryStatus.model_validate(await handle.query("status")).report == report
@@ -112,7 +111,7 @@ async def test_a_refused_or_lost_retry_fails_it_without_a_second_one(
         assert len(world.instance.pod_of(2).bodies("apply")) == 1
         assert [pod.verdicts.get(asked.request_id) for pod in world.instance.pods] == [False, False]
         assert world.coordinator.ranks(world.instance.instance_id) == ()
-        assert [end.fast_recovery for end in (await world.heard()).ends] == [report]
+        assert [end.report for end in (await world.heard()).ends] == [report]
 
 
 async def test_a_failure_under_the_servers_own_id_is_understood(temporal_client: Client) -> None:

@@ -24,8 +24,8 @@ from domain.messages.fault_manager import (
     StrategyState,
     fault_manager_id,
 )
-from domain.messages.round import PeerRefusal, RoundOutcome
-from domain.messages.strategy import StrategyKind
+from domain.messages.round import PeerRefusal
+from domain.messages.strategy import RoundOutcome, StrategyKind
 from domain.runtime import FtPhase, RuntimeRecord
 from service.temporal import SEARCH_ATTRIBUTES
 from tests.eventually import eventually

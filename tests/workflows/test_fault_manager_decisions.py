@@ -10,8 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from domain.config import FaultToleranceConfig
 from domain.messages.fault_manager import CommandReply, HoldCall, LookUpResult, ReconfigureCall, StrategyState
-from domain.messages.round import RoundOutcome, RoundReason
-from domain.messages.strategy import ReconfigurationReason, ReinferenceReason, StrategyKind
+from domain.messages.strategy import ReconfigurationReason, ReinferenceReason, RoundOutcome, RoundReason, StrategyKind
 from domain.runtime import FtPhase
 from tests.workflows.factories import config
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
@@ -50,16 +49,14 @@ async def test_fast_recovery_succeeds_and_the_instance_serves_as_before(temporal
         assert record.waiting.until is not None, "a running strategy has a bound"
         healthy = {str(rank): {"id": rank, "status": "healthy", "sequence": world.sequence + 9} for rank in range(4)}
         await world.end_other(
-            fast_recovery={
-                "request_id": order["request_id"],
-                "outcome": RoundOutcome.SUCCEEDED,
-                "reason": RoundReason.COMMITTED,
-                "recovered": [0, 1, 2, 3],
-                "withdrawn": True,
-                "serving_published": True,
-                "view_revision": order["view_revision"] + 2,
-                "looked": healthy,
-            }
+            request_id=order["request_id"],
+            outcome=RoundOutcome.SUCCEEDED,
+            reason=RoundReason.COMMITTED,
+            recovered=[0, 1, 2, 3],
+            withdrawn=True,
+            serving_published=True,
+            view_revision=order["view_revision"] + 2,
+            looked=healthy,
         )
         record = await world.until(lambda r: r.can_serve, "serving")
         assert (record.phase, record.alive_dp_ranks, record.view_revision) == (
@@ -76,13 +73,11 @@ async def test_fast_recovery_that_fails_ends_in_a_rebuild_whatever_is_known_by_t
         order = await other(world, StrategyKind.FAST_RECOVERY)
         await world.report({1: DEAD})
         await world.end_other(
-            fast_recovery={
-                "request_id": order["request_id"],
-                "outcome": RoundOutcome.FAILED,
-                "reason": RoundReason.APPLY_REFUSED,
-                "detail": "127.0.0.2:1026: ENGINE_REFUSED (engine 0 answered 400)",
-                "withdrawn": True,
-            }
+            request_id=order["request_id"],
+            outcome=RoundOutcome.FAILED,
+            reason=RoundReason.APPLY_REFUSED,
+            detail="127.0.0.2:1026: ENGINE_REFUSED (engine 0 answered 400)",
+            withdrawn=True,
         )
         await world.until_true(lambda: world.rebuilds, "a rebuild")
         assert not world.rounds, "I9"
@@ -113,9 +108,7 @@ async def test_with_the_feature_off_a_relaunch_that_fails_is_followed_by_a_rebui
         await world.report({1: DEAD})
         await other(world, StrategyKind.ENGINE_RELAUNCH)
         assert (await world.record()).phase is FtPhase.RECONFIGURING
-        await world.end_other(
-            relaunch={"succeeded": False, "reason": ReconfigurationReason.NOT_READY_IN_TIME, "detail": "rank 1: starting"}
-        )
+        await world.end_other(succeeded=False, reason=ReconfigurationReason.NOT_READY_IN_TIME, detail="rank 1: starting")
         await world.until_true(lambda: world.rebuilds, "a rebuild")
         assert "relaunch failed: NOT_READY_IN_TIME: rank 1: starting" in world.rebuilds[0].why
 
@@ -125,13 +118,11 @@ async def test_a_relaunch_that_succeeds_serves_with_new_engines(temporal_client:
         await world.report({1: DEAD})
         order = await other(world, StrategyKind.ENGINE_RELAUNCH)
         await world.end_other(
-            relaunch={
-                "succeeded": True,
-                "reason": ReconfigurationReason.RELAUNCHED,
-                "serving_published": True,
-                "view_revision": order["view_revision"] + 2,
-                "engine_incarnations": {str(rank): f"new-{rank}" for rank in range(4)},
-            }
+            succeeded=True,
+            reason=ReconfigurationReason.RELAUNCHED,
+            serving_published=True,
+            view_revision=order["view_revision"] + 2,
+            engine_incarnations={str(rank): f"new-{rank}" for rank in range(4)},
         )
         await world.until(lambda r: r.can_serve and r.phase is FtPhase.NORMAL, "serving")
         await world.report({1: DEAD}, engine="old")
@@ -147,9 +138,7 @@ async def test_a_listed_l2_is_waited_for_once_and_its_failure_leaves_the_rules_t
         assert (await world.record()).serving_published, "it touches nothing"
         dead = {"1": {"id": 1, "status": "dead", "sequence": world.sequence + 9, "incarnation": "old-1"}}
         await world.report({0: UNHEALTHY, 2: UNHEALTHY, 3: UNHEALTHY})
-        await world.end_other(
-            reinference={"healed": False, "reason": ReinferenceReason.RANK_DIED, "detail": "rank 1", "looked": dead}
-        )
+        await world.end_other(healed=False, reason=ReinferenceReason.RANK_DIED, detail="rank 1", looked=dead)
         await world.until_true(lambda: world.rounds, "the round that the evidence asks for")
         assert world.rounds[0].pending_ranks == (1,)
 

@@ -19,7 +19,7 @@ from temporalio.client import Client, WorkflowHandle
 from domain.engine import EntrySource
 from domain.messages.fault_manager import END_SIGNAL, REPORT_SIGNAL, JournalsResult, LookUpResult, StrategyState
 from domain.messages.node_manager import PodReport, RankReport
-from domain.messages.round import RoundOrder, RoundOutcome, RoundReason
+from domain.messages.strategy import RoundOrder, RoundOutcome, RoundReason
 from domain.runtime import FtPhase
 from tests.eventually import eventually
 from tests.workflows.factories import config, round_end

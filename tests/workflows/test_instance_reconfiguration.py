@@ -42,7 +42,7 @@ async def test_a_dead_instance_serves_again_with_every_rank(temporal_client: Cli
             routes = [route for route, _ in pod.seen if route in ("stop", "start", "probe")]
             assert routes.index("stop") < routes.index("start") < routes.index("probe")
         heard = await world.heard()
-        assert [end.reconfiguration for end in heard.ends] == [report]
+        assert [end.report for end in heard.ends] == [report]
 
 
 async def test_it_withdraws_before_it_stops(temporal_client: Client) -> None:
@@ -62,7 +62,7 @@ async def failed_rebuild(world: StrategyWorld, reason: ReconfigurationReason, **
     assert (report.succeeded, report.reason) == (False, reason), report.detail
     assert report.detail
     assert world.coordinator.ranks(world.instance.instance_id) == ()
-    assert [end.reconfiguration for end in (await world.heard()).ends] == [report]
+    assert [end.report for end in (await world.heard()).ends] == [report]
     return report
 
 

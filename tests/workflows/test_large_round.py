@@ -5,7 +5,7 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
-from domain.messages.round import RoundOutcome, RoundReason
+from domain.messages.strategy import RoundOutcome, RoundReason
 from lab.drills.record.histories import export_histories
 from tests.activities.fake_pods import fast_config
 from tests.api.installation import a_namespace

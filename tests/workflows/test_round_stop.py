@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from domain.messages.round import RoundOutcome, RoundReason, RoundReport
+from domain.messages.strategy import RoundOutcome, RoundReason, RoundReport
 from tests.activities.fake_pods import fast_config, hang, healthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world
@@ -63,7 +63,7 @@ async def stopped_round(world: StrategyWorld, step: Step, wish: str) -> tuple[Ro
     report = await round_report(handle)
     assert (await handle.describe()).status is WorkflowExecutionStatus.COMPLETED
     heard = await world.heard()
-    assert [end.round for end in heard.ends] == [report]
+    assert [end.report for end in heard.ends] == [report]
     return report, order.request_id
 
 

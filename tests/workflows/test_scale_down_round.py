@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 
-from domain.messages.round import RoundOutcome, RoundReason
-from domain.messages.strategy import StrategyKind
+from domain.messages.strategy import RoundOutcome, RoundReason, StrategyKind
 from domain.runtime import FtPhase
 from tests.activities.fake_pods import answer, fast_config, hang, healthy, refuse, unhealthy
 from tests.eventually import eventually
@@ -26,7 +25,7 @@ async def test_a_dead_rank_is_removed_and_the_survivors_are_published(temporal_c
         assert len(world.instance.applies()) == 2
         heard = await world.heard()
         assert [commit.dead_committed for commit in heard.commits] == [(1,)]
-        assert [end.round for end in heard.ends] == [report]
+        assert [end.report for end in heard.ends] == [report]
 
 
 async def test_the_fault_manager_is_told_the_phases_that_it_cannot_know_by_itself(temporal_client: Client) -> None:
@@ -79,7 +78,7 @@ async def failed_round(world: StrategyWorld, reason: RoundReason, **fields: Any)
     assert not report.committed
     assert (await handle.describe()).status is WorkflowExecutionStatus.FAILED
     heard = await world.heard()
-    assert [end.round for end in heard.ends] == [report]
+    assert [end.report for end in heard.ends] == [report]
     assert heard.commits == ()
     for pod in world.instance.pods:
         assert pod.verdicts.get(order.request_id) in (False, None)

@@ -45,7 +45,7 @@ async def refusal_of(world: World, name: str) -> str:
         (REPORT, ['{"engine_id":true,"engine_status":1}'], "0 healthy | 1 dead | 2 unhealthy"),
         (REPORT, ['{"report":[],"received_at":1}'], "report must be a JSON object"),
         ("no_such_signal", ['{"engine_id":1}'], "unknown signal"),
-        ("strategy_end", ['{"kind":"scale-down"}'], "instance_id"),
+        ("strategy_end", ['{"workflow_id":"scale-down-7-2"}'], "report"),
         ("strategy_progress", [], "exactly one input"),
         ("config_changed", ['{"enable_dp_scale_up":true}'], "enable_dp_scale_down"),
         ("clear_software_fault", ['{"engine":1}'], '{"engine_id": <rank>}'),

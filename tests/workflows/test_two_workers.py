@@ -9,7 +9,7 @@ from pathlib import Path
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
 
-from domain.messages.round import RoundOutcome, RoundReport
+from domain.messages.strategy import RoundOutcome, RoundReport
 from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
 from tests.activities.fake_pods import fast_config, healthy, unhealthy

@@ -13,7 +13,7 @@ import pytest
 from temporalio.client import Client
 
 from domain.config import FaultToleranceConfig
-from domain.messages.round import RoundOutcome
+from domain.messages.strategy import RoundOutcome
 from service.failpoints import VARIABLE
 from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
@@ -93,7 +93,7 @@ async def killed_at(client: Client, address: str, point: str, directory: Path) -
         assert [pod.verdicts[order.request_id] for pod in world.instance.pods] == [True, True]
         assert world.coordinator.ranks(world.instance.instance_id) == (0, 2, 3)
         assert [commit.dead_committed for commit in heard.commits] == [(1,)] * len(heard.commits)
-        assert [end.round for end in heard.ends] == [report] * len(heard.ends)
+        assert [end.report for end in heard.ends] == [report] * len(heard.ends)
         assert heard.ends
 
 

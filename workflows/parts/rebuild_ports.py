@@ -23,7 +23,8 @@ with workflow.unsafe.imports_passed_through():
         StopNodeManagersCall,
         StopNodeManagersResult,
     )
-    from domain.messages.round import StepReport, VerifyCall, VerifyResult, ViewCall, ViewResult
+    from domain.messages.round import VerifyCall, VerifyResult, ViewCall, ViewResult
+    from domain.messages.strategy import StepReport
 
 R = TypeVar("R")
 

@@ -31,13 +31,13 @@ with workflow.unsafe.imports_passed_through():
         GuardResult,
         LookCall,
         LookResult,
-        StepReport,
         StopPodsCall,
         VerifyCall,
         VerifyResult,
         ViewCall,
         ViewResult,
     )
+    from domain.messages.strategy import StepReport
     from domain.runtime import FtPhase
     from domain.watch import LookVerdict, Observation, RecoveredWatch, RetryReadyWatch
 

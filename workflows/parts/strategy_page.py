@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.round import StepReport
+    from domain.messages.strategy import StepReport
     from domain.model import Strict
     from domain.runtime import RejectedSignal
 

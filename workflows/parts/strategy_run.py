@@ -35,8 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.config import FaultToleranceConfig
     from domain.errors import AutotomyError
     from domain.messages.fault_manager import EndReport, FaultManagerStart, ProgressReport
-    from domain.messages.round import StepReport
-    from domain.messages.strategy import StrategyEnd, StrategyKind, StrategyProgress
+    from domain.messages.strategy import StepReport, StrategyEnd, StrategyKind, StrategyProgress
     from domain.topology import Topology
 
 A = TypeVar("A")

@@ -20,8 +20,7 @@ from workflows.parts.strategy_page import CallMade, StrategyStatus
 from workflows.parts.strategy_run import Reporter, StopWish, now
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.round import StepReport, StrategyOrder
-    from domain.messages.strategy import STOP_SIGNAL, StrategyEnd, StrategyKind, StrategyReport
+    from domain.messages.strategy import STOP_SIGNAL, StepReport, StrategyEnd, StrategyKind, StrategyOrder, StrategyReport
     from domain.runtime import with_rejected
 
 R = TypeVar("R", bound=StrategyReport)
@@ -50,7 +49,7 @@ class StrategyShell(Generic[S]):
     async def tell_end(self, report: StrategyReport, outcome: str) -> None:
         """The FaultManager hears of it. `outcome`: in a word, for the Web UI."""
         count_end(workflow.metric_meter(), self._kind, outcome, report.reason.value)
-        end = StrategyEnd.of(self._kind, workflow.info().workflow_id, report)
+        end = StrategyEnd(workflow_id=workflow.info().workflow_id, report=report)
         summary = f"tell the FaultManager the end: {outcome}, {report.reason.value}"
         await self.stop.until_done(asyncio.create_task(self.reporter.end(end, summary)))
 

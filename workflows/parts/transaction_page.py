@@ -5,8 +5,7 @@ from temporalio import workflow
 from workflows.parts.strategy_page import StrategyStatus, headline, not_final, ranks, stages, steps, waiting
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.round import RoundOrder, RoundOutcome, RoundReport
-    from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport
+    from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, RoundOrder, RoundOutcome, RoundReport
 
 _AFTER_ROUND = {
     RoundOutcome.SUCCEEDED: "Nothing: the survivors serve.",

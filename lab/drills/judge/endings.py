@@ -1,6 +1,6 @@
 """Judges how rounds ended, by their own reports: the reasons, the gate's codes, and the verdicts at the NodeManagers."""
 
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from lab.drills.check import Seen, check
 from lab.drills.record.evidence import Evidence
 from lab.oracle.observations import VerdictSeen

@@ -15,7 +15,7 @@ from typing import Final
 from domain.engine import EngineStatus, EntrySource, Instruction
 from domain.messages.coordinator import CoordinatorView
 from domain.messages.node_manager import JournalReply, NodeManagerReason
-from domain.messages.round import RoundReason, RoundReport
+from domain.messages.strategy import RoundReason, RoundReport
 from domain.topology import Topology
 from lab.drills.outcome import Completion, StopAsked
 from lab.drills.record import engine_log, view_log

@@ -16,7 +16,7 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from domain.messages.round import RoundReport
+from domain.messages.strategy import RoundReport
 from domain.model import Tolerant
 from lab.stack.environment import base_environment
 from service.temporal import TemporalUnavailable, connect_within

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from domain.model import Strict
 from domain.runtime import FtPhase
 from lab.drills.check import Check

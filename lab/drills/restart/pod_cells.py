@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final
 
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from domain.model import Strict
 from lab.drills.restart.cells import PLACES, Place, Point, UnknownCell
 

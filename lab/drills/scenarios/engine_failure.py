@@ -6,7 +6,7 @@ Each kind in turn, on one installation: the rebuild after one of them is the beg
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from lab.drills.drill import Drill, local_spec, rebuilt
 from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
 from lab.drills.script.injections import misbehave, silent_engine

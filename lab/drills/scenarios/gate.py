@@ -11,7 +11,7 @@ from typing import Final
 import httpx
 from pydantic import JsonValue
 
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from domain.round.gate import GateCode
 from lab.drills.drill import Drill, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply, no_round

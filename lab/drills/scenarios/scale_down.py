@@ -3,7 +3,7 @@
 from typing import Final
 
 from domain.engine import EngineStatus
-from domain.messages.round import RoundReason
+from domain.messages.strategy import RoundReason
 from lab.drills.drill import PODS, Drill, in_place, local_spec, rebuilt
 from lab.drills.judge.commands import no_apply
 from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended

@@ -9,7 +9,7 @@ from dataclasses import replace
 from domain.engine import EngineStatus
 from domain.messages.coordinator import CoordinatorView, PublishedEndpoint, PublishedInstance
 from domain.messages.node_manager import JournalReply, TransactionRecord
-from domain.messages.round import RoundOutcome, RoundReason, RoundReport
+from domain.messages.strategy import RoundOutcome, RoundReason, RoundReport, StrategyKind
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from lab.drills.check import Check
 from lab.drills.drill import Drill, End, in_place, local_spec
@@ -197,6 +197,7 @@ def coordinator_view(ranks: tuple[int, ...] = SURVIVORS) -> CoordinatorView:
 
 def report() -> RoundReport:
     return RoundReport(
+        kind=StrategyKind.SCALE_DOWN,
         instance_id=7,
         generation=1,
         request_id=ROUND,

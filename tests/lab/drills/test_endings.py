@@ -1,6 +1,6 @@
 """Each judgement of how rounds ended turns red on a planted fault."""
 
-from domain.messages.round import RoundOutcome, RoundReason
+from domain.messages.strategy import RoundOutcome, RoundReason
 from domain.runtime import GateRecord
 from lab.drills.judge.endings import failed_rounds_aborted, gate_refused, rounds_ended
 from lab.drills.judge.processes import failed_stop_changes_nothing, pods_stopped_once

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from domain.messages.round import RoundOutcome, RoundReason
+from domain.messages.strategy import RoundOutcome, RoundReason
 from domain.runtime import GateRecord
 from lab.drills.check import Check
 from lab.drills.drill import Drill

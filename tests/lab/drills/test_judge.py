@@ -7,7 +7,8 @@ import pytest
 
 from activities.peer import Silence
 from domain.engine import EngineStatus
-from domain.messages.round import PeerRefusal, RoundOutcome, RoundReason, RoundReport
+from domain.messages.round import PeerRefusal
+from domain.messages.strategy import RoundOutcome, RoundReason, RoundReport
 from lab.drills.drill import Drill, in_place
 from lab.drills.drill import rebuilt as ends_rebuilt
 from lab.drills.judge.commands import no_apply, no_round, not_withdrawn_before
