@@ -17,7 +17,7 @@ from pydantic import Field
 
 from domain.engine import ApplyReadiness, EngineStatus, EntrySource, ProcessState, RankEntry, Recovery, apply_readiness, recovery
 from domain.model import Rank, Strict
-from domain.topology import NodeManagerAddress
+from domain.topology import NodeManagerAddress, Topology
 
 
 class LookVerdict(StrEnum):
@@ -56,6 +56,11 @@ class Question(Strict):
 
     manager: NodeManagerAddress
     ranks: tuple[Rank, ...]
+
+
+def questions(topology: Topology, ranks: Iterable[int]) -> tuple[Question, ...]:
+    """These ranks by the NodeManager that is asked about them."""
+    return tuple(Question(manager=manager, ranks=own) for manager, own in topology.by_manager(ranks).items())
 
 
 class Sight(Strict):

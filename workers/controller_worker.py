@@ -19,24 +19,16 @@ from activities.node_manager import NodeManagerActivities
 from activities.rebuild import RebuildActivities
 from workers.versions import deployment_config
 from workers.workflow_runner import workflow_runner
-from workflows.engine_relaunch import EngineRelaunch
 from workflows.event_pusher import EventPusher
-from workflows.fast_recovery import FastRecovery
 from workflows.fault_manager import FaultManager
-from workflows.instance_reconfiguration import InstanceReconfiguration
 from workflows.instance_registry import InstanceRegistry
-from workflows.scale_down_round import ScaleDownRound
-from workflows.token_reinference import TokenReinference
+from workflows.strategies import STRATEGY_WORKFLOWS
 
 WORKFLOWS: Final[tuple[type, ...]] = (
     FaultManager,
     InstanceRegistry,
     EventPusher,
-    ScaleDownRound,
-    FastRecovery,
-    InstanceReconfiguration,
-    EngineRelaunch,
-    TokenReinference,
+    *STRATEGY_WORKFLOWS,
 )
 
 _STICKY: Final = timedelta(seconds=1)

@@ -12,7 +12,7 @@ generation, and Temporal lets an id run once: that is the fence against two stra
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import RawValue, TypedSearchAttributes, WorkflowIDReusePolicy
@@ -32,8 +32,8 @@ with workflow.unsafe.imports_passed_through():
     from domain.instance.learning import assembled
     from domain.instance.plan import Plan, PlanRequest, plan
     from domain.instance.state import InstanceState, Life, RunningStrategy
+    from domain.instance.strategies import STARTED_BY, STRATEGIES, Strategy
     from domain.instance.strategy_life import QUIET_LIMIT_SEC, took_commit
-    from domain.instance.strategy_start import STARTING, execution_bound_sec, start
     from domain.messages.event_pusher import EVENT_PUSHER_ID, FORGET_SIGNAL, ForgetInstance
     from domain.messages.fault_manager import (
         FAULT_MANAGER_WORKFLOW,
@@ -46,7 +46,7 @@ with workflow.unsafe.imports_passed_through():
         StrategyState,
     )
     from domain.messages.round import CommitRecord
-    from domain.messages.strategy import STOP_SIGNAL, StrategyKind
+    from domain.messages.strategy import STOP_SIGNAL
     from domain.runtime import FtPhase, RuntimeRecord
 
 CALM_AT_EVENTS: Final = 400
@@ -58,15 +58,6 @@ rounds take 1.1 s."""
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 1_500
 """The same without waiting for a calm moment."""
-
-_STRATEGY_WORKFLOWS: Final = {
-    StrategyKind.SCALE_DOWN: "ScaleDownRound",
-    StrategyKind.FAST_RECOVERY: "FastRecovery",
-    StrategyKind.TOKEN_REINFERENCE: "TokenReinference",
-    StrategyKind.ENGINE_RELAUNCH: "EngineRelaunch",
-    StrategyKind.INSTANCE_RECONFIGURATION: "InstanceReconfiguration",
-}
-"""The one table from a kind to its workflow; `domain.instance.strategy_start` makes the orders."""
 
 
 @workflow.defn(name=FAULT_MANAGER_WORKFLOW)
@@ -208,8 +199,8 @@ class FaultManager:
                 self._memory.become(self._state.but(woken_for=self._memory.collecting_since()))
             return
         match decision.action:
-            case action if action in STARTING and not self._state.reseed:
-                await self._start(decision)
+            case action if action in STARTED_BY and not self._state.reseed:
+                await self._start(STARTED_BY[action], decision)
             case Action.SCALE_P2D:
                 why = f"ScaleP2D is not available yet, the instance is rebuilt instead; {decision.detail}"
                 self._memory.become(self._state.owing(DecisionReason.SCALE_P2D_UNAVAILABLE, why, now()))
@@ -220,23 +211,23 @@ class FaultManager:
                 resting = self._state.withdrawn(now()).but(budget_spent=True, owed=owed, last_error=why)
                 self._memory.become(resting.but(owed_detail=resting.owed_detail or decision.detail))
 
-    async def _start(self, decision: Decision) -> None:
+    async def _start(self, wanted: Strategy[Any, Any], decision: Decision) -> None:
         """Start the strategy that is decided on, as the next generation."""
         phase_before = self._state.phase
-        state, order = start(self._state, decision, workflow.uuid4().hex, now())
+        state, order = wanted.start(self._state, decision, workflow.uuid4().hex, now())
         strategy = state.strategy
         assert strategy is not None
         self._memory.become(state)
         workflow.logger.info("strategy starts", extra={"id": strategy.workflow_id, "reason": decision.reason.value})
         what = f"{decision.action} of ranks {list(decision.ranks)}" if decision.ranks else str(decision.action)
         child = await start_abandoned(
-            _STRATEGY_WORKFLOWS[strategy.kind],
+            wanted.workflow,
             order,
             workflow_id=strategy.workflow_id,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             summary=f"instance {state.instance_id}: {what}, {decision.reason}",
             details=f"{decision.reason}: {decision.detail}",
-            execution_timeout=timedelta(seconds=execution_bound_sec(state, strategy.kind)),
+            execution_timeout=timedelta(seconds=wanted.execution_bound_sec(state.config)),
             search_attributes=_first_attributes(state, strategy),
         )
         if child is None:
@@ -266,7 +257,7 @@ class FaultManager:
             self._memory.become(self._state.but(strategy=attached))
             return
         state = self._state.but(strategy=None, reseed=True)
-        if strategy.kind in (StrategyKind.INSTANCE_RECONFIGURATION, StrategyKind.ENGINE_RELAUNCH):
+        if STRATEGIES[strategy.kind].stops_engines:
             self._memory.become(state.owing(decision.reason, decision.detail, now()))
         else:
             self._memory.become(state.entering(phase_before, now()))

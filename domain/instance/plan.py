@@ -13,7 +13,7 @@ from domain.engine import EngineStatus, EntrySource
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.evidence import Evidence, from_operator
 from domain.instance.state import InstanceState
-from domain.instance.strategy_start import start_round
+from domain.instance.strategies import SCALE_DOWN, STARTED_BY
 from domain.messages.node_manager import ApplyRequest
 from domain.messages.strategy import StepReport
 from domain.model import Generation, InstanceId, Port, Rank, Revision, Strict
@@ -22,7 +22,9 @@ from domain.round.instruction import apply_request, scale_down_call
 from domain.round.ledger import RoundLedger
 from domain.runtime import FtPhase, GateRecord, iso
 
-PLANNED_REQUEST_ID = "scale-down-" + 32 * "0"
+_UNIQUE = 32 * "0"
+
+PLANNED_REQUEST_ID = f"{SCALE_DOWN.kind}-{_UNIQUE}"
 """Stands where a round would have its own id."""
 
 
@@ -124,8 +126,8 @@ class _Desk:
     def now(self) -> float:
         return self._now
 
-    def stop_requested(self) -> bool:
-        return False
+    def stop_requested(self) -> str | None:
+        return None
 
     def progress(self, report: StepReport) -> None:
         """Nobody is told."""
@@ -193,10 +195,8 @@ def _outlook(decision: Decision, planned: PlannedRound | None) -> str:
             return f"the gate refuses the round ({codes}): no engine is told anything, and the instance is rebuilt"
         case Action.SCALE_DOWN if planned is not None:
             return f"ranks {list(planned.survivors)} go on serving in place, without ranks {list(planned.removed_dp_ranks)}"
-        case Action.RECONFIGURE:
-            return "all engines are stopped, all ranks start anew"
-        case Action.ENGINE_RELAUNCH:
-            return "new engines for the ranks that were not removed; if that fails, the instance is rebuilt"
+        case action if action in STARTED_BY:
+            return STARTED_BY[action].outlook
         case Action.KEEP:
             return "the strategy that runs goes on; what has been reported is judged at its end"
         case Action.NOTHING:
@@ -213,7 +213,7 @@ def _automation_off(state: InstanceState) -> str | None:
 def _round(state: InstanceState, lost: tuple[int, ...], now: float) -> PlannedRound:
     """The round's own order and ledger, asked what they hold."""
     removal = Decision(action=Action.SCALE_DOWN, reason=DecisionReason.COMPLETE, ranks=lost)
-    _, order = start_round(state, removal, PLANNED_REQUEST_ID, now)
+    _, order = SCALE_DOWN.start(state, removal, _UNIQUE, now)
     ledger = RoundLedger(order, _Desk(now))
     call = scale_down_call(ledger) if ledger.survivors else None
     master = None

@@ -48,9 +48,6 @@ REVISIONS_OF_A_STRATEGY: Final = 2
 """A round or rebuild owns two revisions: the withdrawal and what it publishes at its end."""
 
 
-_PREEMPTIBLE: Final = (StrategyKind.SCALE_DOWN, StrategyKind.FAST_RECOVERY, StrategyKind.ENGINE_RELAUNCH)
-
-
 class Life(StrEnum):
     """Which part of its life a FaultManager is in."""
 
@@ -65,7 +62,8 @@ class RunningStrategy(Strict):
 
     `attached`: found running by a FaultManager without memory, so its phase is taken as told. `committed_at`: when the
     commit was recorded; from then on nothing may stop it. `bound_at`: the sum of its deadlines, outages left aside. `isolated`:
-    it was told to leave the view withdrawn. `why`: what made a rebuild or relaunch necessary; empty where a person ordered it.
+    it was told to leave the view withdrawn. `stoppable`: its kind may be pre-empted. `why`: what made a rebuild or relaunch
+    necessary; empty where a person ordered it.
     """
 
     kind: StrategyKind
@@ -76,6 +74,7 @@ class RunningStrategy(Strict):
     started_at: float
     bound_at: float
     isolated: bool = False
+    stoppable: bool = False
     why: str = ""
     last_word_at: float
     request_id: str | None = None
@@ -88,8 +87,8 @@ class RunningStrategy(Strict):
 
     @property
     def preemptible(self) -> bool:
-        """Rule 2: a round before its commit point, a fast recovery or a relaunch may be stopped for something worse."""
-        return self.kind in _PREEMPTIBLE and self.committed_at is None
+        """Rule 2: it may be stopped for something worse; nothing may after its commit point."""
+        return self.stoppable and self.committed_at is None
 
 
 class ServingView(Strict):

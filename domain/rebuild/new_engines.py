@@ -22,10 +22,9 @@ Between the stop and the publication there is nothing to go back to; a wish to s
 stays withdrawn.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
-from domain.engine import RankEntry
 from domain.errors import AutotomyError
 from domain.messages.rebuild import (
     EnginesReadyCall,
@@ -35,7 +34,7 @@ from domain.messages.rebuild import (
     StopNodeManagersCall,
     StopNodeManagersResult,
 )
-from domain.messages.round import PeerRefusal, VerifyCall, VerifyResult, ViewCall, ViewResult
+from domain.messages.round import PeerRefusal, ViewResult
 from domain.messages.strategy import (
     RebuildOrder,
     RebuildReport,
@@ -44,30 +43,19 @@ from domain.messages.strategy import (
     ReconfigurationReport,
     RelaunchOrder,
     RelaunchReport,
-    StepReport,
     StrategyKind,
 )
 from domain.runtime import FtPhase
+from domain.strategy import StrategyLedger, StrategyPorts, by_rank, listed
 from domain.topology import NodeManagerAddress
-from domain.watch import Question
+from domain.watch import questions
 
 _STOP_SHARE: Final = 0.5
 """Of the whole time, what the stop may take."""
 
 
-class RebuildPorts(Protocol):
-    """What a rebuild needs of the world. A wait that is ended by a wish to stop returns an empty result."""
-
-    def now(self) -> float:
-        """Seconds since the epoch by this world's clock."""
-
-    def stop_requested(self) -> str | None:
-        """Why somebody wants this to end; None: nobody does."""
-
-    def progress(self, report: StepReport) -> None:
-        """Tell the FaultManager; not awaited, may arrive late or never."""
-
-    async def push_view(self, call: ViewCall) -> ViewResult: ...
+class RebuildPorts(StrategyPorts, Protocol):
+    """What a rebuild needs of the world beyond what every strategy does. A wait that a stop has ended returns an empty result."""
 
     async def stop_node_managers(self, call: StopNodeManagersCall) -> StopNodeManagersResult: ...
 
@@ -77,19 +65,20 @@ class RebuildPorts(Protocol):
 
     async def await_ready(self, call: EnginesReadyCall) -> EnginesReadyResult: ...
 
-    async def verify(self, call: VerifyCall) -> VerifyResult: ...
-
 
 async def run_reconfiguration(order: ReconfigurationOrder, ports: RebuildPorts) -> ReconfigurationReport:
     """Rebuilds the whole instance and reports it."""
-    report = await _Rebuild(order, ports, dead_committed=()).run(ReconfigurationReason.REBUILT)
+    steps = _NewEngines(order, ports, StrategyKind.INSTANCE_RECONFIGURATION, stop=ports.stop_node_managers)
+    report = await steps.run(ReconfigurationReason.REBUILT)
     return ReconfigurationReport(kind=StrategyKind.INSTANCE_RECONFIGURATION, **dict(report))
 
 
 async def run_relaunch(order: RelaunchOrder, ports: RebuildPorts) -> RelaunchReport:
     """Gives the ranks that were not removed new engines and reports it."""
-    report = await _Rebuild(order, ports, dead_committed=order.dead_committed).run(ReconfigurationReason.RELAUNCHED)
-    return RelaunchReport(kind=StrategyKind.ENGINE_RELAUNCH, **dict(report), dead_committed=order.dead_committed)
+    removed = order.dead_committed
+    steps = _NewEngines(order, ports, StrategyKind.ENGINE_RELAUNCH, stop=ports.stop_engines, dead_committed=removed)
+    report = await steps.run(ReconfigurationReason.RELAUNCHED)
+    return RelaunchReport(kind=StrategyKind.ENGINE_RELAUNCH, **dict(report), dead_committed=removed)
 
 
 class _Stopped(Exception):
@@ -101,23 +90,30 @@ class _Stopped(Exception):
         self.detail = detail
 
 
-class _Rebuild:
-    """The steps, and what has been learnt in them."""
+class _NewEngines:
+    """The steps of both, and what has been learnt in them; what the two differ in are the arguments."""
 
-    def __init__(self, order: RebuildOrder, ports: RebuildPorts, *, dead_committed: tuple[int, ...]) -> None:
-        self._revision = order.view_revision
-        self._published = False
-        self._engines: dict[int, str] = {}
-        self._looked: dict[int, RankEntry] = {}
-        self._stage_times: dict[str, float] = {}
+    def __init__(
+        self,
+        order: RebuildOrder,
+        ports: RebuildPorts,
+        kind: StrategyKind,
+        *,
+        stop: Callable[[StopNodeManagersCall], Awaitable[StopNodeManagersResult]],
+        dead_committed: tuple[int, ...] = (),
+    ) -> None:
+        workflow_id = kind.workflow_id(order.instance_id, order.generation)
+        self._ledger = StrategyLedger(order, ports, request_id=workflow_id, view_revision=order.view_revision)
         self._order = order
         self._ports = ports
         self._config = order.config.dp_scale_down_config
+        self._stop = stop
         self._dead_committed = dead_committed
         self._wanted = tuple(rank for rank in order.topology.ranks if rank not in dead_committed)
-        self._deadline_at = ports.now() + order.config.reconfiguration_deadline_sec
-        self._stage_began = ports.now()
-        self._steps = 0
+        self._questions = questions(order.topology, self._wanted)
+        self._deadline_at = self._ledger.deadline(order.config.reconfiguration_deadline_sec)
+        self._published = False
+        self._engines: dict[int, str] = {}
 
     async def run(self, success: ReconfigurationReason) -> RebuildReport:
         """All steps, and what came of them. `success`: the reason of one that succeeds."""
@@ -129,10 +125,10 @@ class _Rebuild:
             reason=reason,
             detail=detail,
             serving_published=self._published,
-            view_revision=self._revision,
+            view_revision=self._ledger.view_revision,
             engine_incarnations=self._engines,
-            looked=self._looked,
-            stage_times=self._stage_times,
+            looked=self._ledger.looked,
+            stage_times=self._ledger.stage_times,
         )
 
     async def _all_steps(self, success: ReconfigurationReason) -> tuple[ReconfigurationReason, str]:
@@ -151,16 +147,16 @@ class _Rebuild:
         except AutotomyError as error:
             return ReconfigurationReason.PORT_FAILED, error.message
         self._published = published.confirmed
-        return success, "" if published.confirmed else f"the view is not confirmed: {_told(published.refusals)}"
+        return success, "" if published.confirmed else f"the view is not confirmed: {listed(published.refusals)}"
 
     async def _withdraw(self) -> None:
-        self._revision = self._order.view_revision + 1
+        self._ledger.view_revision = self._order.view_revision + 1
         self._say(f"withdraw: {self._order.why}")
-        deadline_at = min(self._deadline_at, self._ports.now() + self._config.coordinator_deadline_sec)
-        result = await self._ports.push_view(self._view((), deadline_at))
-        self._stage_done("withdraw")
+        deadline_at = min(self._deadline_at, self._ledger.deadline(self._config.coordinator_deadline_sec))
+        result = await self._ports.push_view(self._ledger.view_call((), deadline_at))
+        self._ledger.stage_done("withdraw")
         if not result.confirmed:
-            raise _Stopped(ReconfigurationReason.WITHDRAW_UNCONFIRMED, _told(result.refusals))
+            raise _Stopped(ReconfigurationReason.WITHDRAW_UNCONFIRMED, listed(result.refusals))
 
     async def _stop_all(self) -> None:
         self._check_stop()
@@ -175,15 +171,13 @@ class _Rebuild:
             deadline_at=now + _STOP_SHARE * max(0.0, self._deadline_at - now),
             instance_id=self._order.instance_id,
         )
-        pods_restart = isinstance(self._order, ReconfigurationOrder)
-        stop = self._ports.stop_node_managers if pods_restart else self._ports.stop_engines
-        result = await stop(call)
+        result = await self._stop(call)
         self._check_stop()
-        self._stage_done("stop")
+        self._ledger.stage_done("stop")
         if result.refusals:
-            raise _Stopped(ReconfigurationReason.STOP_REFUSED, _told(result.refusals))
+            raise _Stopped(ReconfigurationReason.STOP_REFUSED, listed(result.refusals))
         if result.unreachable:
-            raise _Stopped(ReconfigurationReason.STOP_UNREACHABLE, _told(result.unreachable))
+            raise _Stopped(ReconfigurationReason.STOP_UNREACHABLE, listed(result.unreachable))
         if result.gone:
             self._say(f"count as stopped, nobody answers there: {', '.join(map(str, result.gone))}")
 
@@ -201,16 +195,16 @@ class _Rebuild:
         )
         self._check_stop()
         self._engines = {rank: engine for rank, engine in result.engines.items() if rank in self._wanted}
-        self._stage_done("start")
+        self._ledger.stage_done("start")
         if result.refusals:
-            raise _Stopped(ReconfigurationReason.START_FAILED, _told(result.refusals))
+            raise _Stopped(ReconfigurationReason.START_FAILED, listed(result.refusals))
 
     async def _until_ready(self) -> None:
         self._say("wait until every rank is healthy")
         waiting = await self._look(self._deadline_at)
-        self._stage_done("ready")
+        self._ledger.stage_done("ready")
         if waiting:
-            raise _Stopped(ReconfigurationReason.NOT_READY_IN_TIME, _by_rank(waiting))
+            raise _Stopped(ReconfigurationReason.NOT_READY_IN_TIME, by_rank(waiting))
 
     async def _verify(self) -> None:
         """One completion on each rank; without the FT routes there is nobody to ask for it.
@@ -220,21 +214,15 @@ class _Rebuild:
         if not (self._config.verify_inference and self._order.config.enable_dp_scale_down_proxy):
             return
         self._say("one completion on each rank")
-        result = await self._ports.verify(
-            VerifyCall(
-                groups=self._questions,
-                request_timeout_sec=self._config.request_timeout_sec,
-                deadline_at=self._ports.now() + self._config.verify_deadline_sec,
-            )
-        )
+        result = await self._ports.verify(self._ledger.verify_call(self._questions))
         self._check_stop()
         missing = {rank: result.failed.get(rank, "no answer") for rank in self._wanted if rank not in result.ok}
         if missing:
-            raise _Stopped(ReconfigurationReason.VERIFY_FAILED, _by_rank(missing))
+            raise _Stopped(ReconfigurationReason.VERIFY_FAILED, by_rank(missing))
         waiting = await self._look(self._ports.now())
-        self._stage_done("verify")
+        self._ledger.stage_done("verify")
         if waiting:
-            raise _Stopped(ReconfigurationReason.FAULTS_REMAIN, _by_rank(waiting))
+            raise _Stopped(ReconfigurationReason.FAULTS_REMAIN, by_rank(waiting))
 
     async def _look(self, deadline_at: float) -> dict[int, str]:
         """Which ranks are not ready at the deadline, and why."""
@@ -248,7 +236,7 @@ class _Rebuild:
             )
         )
         self._check_stop()
-        self._looked.update(result.looked)
+        self._ledger.looked.update(result.looked)
         known = {rank: entry.incarnation for rank, entry in result.looked.items() if entry.incarnation}
         self._engines = {**self._engines, **known}
         return result.waiting
@@ -258,21 +246,15 @@ class _Rebuild:
         if self._order.isolated:
             why = PeerRefusal(peer="FaultManager", reason="ISOLATED", message="an L3 fault stands, the view stays withdrawn")
             return ViewResult(confirmed=False, refusals=(why,))
-        self._revision = self._order.view_revision + 2
+        self._ledger.view_revision = self._order.view_revision + 2
         self._say(f"publish ranks {_listed(self._wanted)}")
         try:
-            call = self._view(self._wanted, self._ports.now() + self._config.coordinator_deadline_sec)
-            result = await self._ports.push_view(call)
+            result = await self._ports.push_view(self._ledger.view_call(self._wanted))
         except AutotomyError as error:
             why = PeerRefusal(peer="Coordinators", reason=error.reason, message=error.message)
             result = ViewResult(confirmed=False, refusals=(why,))
-        self._stage_done("publish")
+        self._ledger.stage_done("publish")
         return result
-
-    @property
-    def _questions(self) -> tuple[Question, ...]:
-        by_manager = self._order.topology.by_manager(self._wanted)
-        return tuple(Question(manager=manager, ranks=ranks) for manager, ranks in by_manager.items())
 
     @property
     def _emptied(self) -> tuple[NodeManagerAddress, ...]:
@@ -281,49 +263,14 @@ class _Rebuild:
         needed = {topology.manager_of(endpoint) for endpoint in topology.endpoints if endpoint.id in self._wanted}
         return tuple(manager for manager in topology.managers if manager not in needed)
 
-    def _view(self, ranks: tuple[int, ...], deadline_at: float) -> ViewCall:
-        return ViewCall(
-            topology=self._order.topology,
-            revision=self._revision,
-            ranks=ranks,
-            request_timeout_sec=self._config.request_timeout_sec,
-            deadline_at=deadline_at,
-        )
-
     def _check_stop(self) -> None:
         why = self._ports.stop_requested()
         if why is not None:
             raise _Stopped(ReconfigurationReason.CANCELLED, f"stopped: {why}")
 
     def _say(self, detail: str) -> None:
-        self._steps += 1
-        order = self._order
-        rebuild = isinstance(order, ReconfigurationOrder)
-        kind = StrategyKind.INSTANCE_RECONFIGURATION if rebuild else StrategyKind.ENGINE_RELAUNCH
-        self._ports.progress(
-            StepReport(
-                step=self._steps,
-                phase=FtPhase.RECONFIGURING,
-                detail=detail,
-                request_id=kind.workflow_id(order.instance_id, order.generation),
-                pending_ranks=(),
-                at=self._ports.now(),
-            )
-        )
-
-    def _stage_done(self, name: str) -> None:
-        at = self._ports.now()
-        self._stage_times[name] = round(at - self._stage_began, 6)
-        self._stage_began = at
-
-
-def _by_rank(reasons: dict[int, str]) -> str:
-    return "; ".join(f"rank {rank}: {why}" for rank, why in sorted(reasons.items()))
+        self._ledger.say(FtPhase.RECONFIGURING, detail)
 
 
 def _listed(items: Iterable[object]) -> str:
     return ",".join(str(item) for item in items)
-
-
-def _told(refusals: tuple[PeerRefusal, ...]) -> str:
-    return "; ".join(f"{refusal.peer}: {refusal.reason} ({refusal.message})" for refusal in refusals)

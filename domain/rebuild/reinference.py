@@ -13,34 +13,20 @@ from typing import Final, Protocol
 from domain.engine import EngineStatus, ProcessState, RankEntry
 from domain.errors import AutotomyError
 from domain.messages.rebuild import EnginesReadyCall, EnginesReadyResult
-from domain.messages.round import VerifyCall, VerifyResult
-from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, ReinferenceReport, StepReport, StrategyKind
+from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, ReinferenceReport, StrategyKind
 from domain.runtime import FtPhase
-from domain.watch import Question
+from domain.strategy import StrategyLedger, StrategyPorts, by_rank
+from domain.watch import questions
 
 _LOOK_SEC: Final = 5.0
 _LOOKS: Final = 20
 """A look waits at least so long, and for a twentieth of the whole: then it is judged whether waiting still makes sense."""
 
 
-class ReinferencePorts(Protocol):
-    """What it needs of the world. A look that is ended by a wish to stop returns an empty result."""
-
-    def now(self) -> float:
-        """Seconds since the epoch by this world's clock."""
-
-    def stop_requested(self) -> str | None:
-        """Why somebody wants this to end; None: nobody does."""
-
-    def progress(self, report: StepReport) -> None:
-        """Tell the FaultManager; not awaited, may arrive late or never."""
-
-    async def pause(self, seconds: float, why: str) -> None:
-        """Lets this time pass; returns early once a stop is requested."""
+class ReinferencePorts(StrategyPorts, Protocol):
+    """What it needs of the world beyond what every strategy does. A look that a stop has ended returns an empty result."""
 
     async def await_ready(self, call: EnginesReadyCall) -> EnginesReadyResult: ...
-
-    async def verify(self, call: VerifyCall) -> VerifyResult: ...
 
 
 async def run_reinference(order: ReinferenceOrder, ports: ReinferencePorts) -> ReinferenceReport:
@@ -50,6 +36,7 @@ async def run_reinference(order: ReinferenceOrder, ports: ReinferencePorts) -> R
         reason, detail = await wait.until_healed()
     except AutotomyError as error:
         reason, detail = ReinferenceReason.PORT_FAILED, error.message
+    wait.ledger.stage_done("heal")
     return ReinferenceReport(
         kind=StrategyKind.TOKEN_REINFERENCE,
         instance_id=order.instance_id,
@@ -57,8 +44,8 @@ async def run_reinference(order: ReinferenceOrder, ports: ReinferencePorts) -> R
         healed=reason is ReinferenceReason.HEALED,
         reason=reason,
         detail=detail,
-        looked=wait.looked,
-        stage_times={"heal": round(ports.now() - wait.began_at, 6)},
+        looked=wait.ledger.looked,
+        stage_times=wait.ledger.stage_times,
     )
 
 
@@ -66,15 +53,15 @@ class _Wait:
     """The wait, and what has been seen in it."""
 
     def __init__(self, order: ReinferenceOrder, ports: ReinferencePorts) -> None:
-        self.looked: dict[int, RankEntry] = {}
-        self.began_at = ports.now()
+        workflow_id = StrategyKind.TOKEN_REINFERENCE.workflow_id(order.instance_id, order.generation)
+        self.ledger = StrategyLedger(order, ports, request_id=workflow_id)
         self._order = order
         self._ports = ports
         self._config = order.config.dp_scale_down_config
+        self._questions = questions(order.topology, order.ranks)
         within_sec = order.config.token_reinference_deadline_sec
-        self._deadline_at = self.began_at + within_sec
+        self._deadline_at = self.ledger.deadline(within_sec)
         self._look_sec = max(_LOOK_SEC, within_sec / _LOOKS)
-        self._steps = 0
 
     async def until_healed(self) -> tuple[ReinferenceReason, str]:
         order = self._order
@@ -91,13 +78,13 @@ class _Wait:
             stop = self._ports.stop_requested()
             if stop is not None:
                 return ReinferenceReason.CANCELLED, f"stopped: {stop}"
-            died = sorted(rank for rank, entry in self.looked.items() if _is_gone(entry))
+            died = sorted(rank for rank, entry in self.ledger.looked.items() if _is_gone(entry))
             if died:
                 return ReinferenceReason.RANK_DIED, f"ranks {died} are gone"
             if not waiting:
                 return ReinferenceReason.HEALED, ""
             if over:
-                return ReinferenceReason.NOT_HEALED_IN_TIME, "; ".join(f"rank {r}: {why}" for r, why in sorted(waiting.items()))
+                return ReinferenceReason.NOT_HEALED_IN_TIME, by_rank(waiting)
             early_sec = min(self._deadline_at, looked_at + self._look_sec) - self._ports.now()
             if early_sec > 0:  # healthy, but without a completion
                 await self._ports.pause(early_sec, "before the next look")
@@ -107,13 +94,8 @@ class _Wait:
         if self._ports.stop_requested() is not None or not self._order.config.enable_dp_scale_down_proxy:
             return {}
         self._say("all are healthy; one completion on each")
-        result = await self._ports.verify(
-            VerifyCall(
-                groups=self._questions,
-                request_timeout_sec=self._config.request_timeout_sec,
-                deadline_at=min(self._deadline_at, self._ports.now() + self._config.verify_deadline_sec),
-            )
-        )
+        deadline_at = min(self._deadline_at, self.ledger.deadline(self._config.verify_deadline_sec))
+        result = await self._ports.verify(self.ledger.verify_call(self._questions, deadline_at))
         missing = {rank: result.failed.get(rank, "no completion") for rank in self._order.ranks if rank not in result.ok}
         return missing or await self._look(self._ports.now())
 
@@ -127,27 +109,11 @@ class _Wait:
                 deadline_at=deadline_at,
             )
         )
-        self.looked.update(result.looked)
+        self.ledger.looked.update(result.looked)
         return result.waiting
 
-    @property
-    def _questions(self) -> tuple[Question, ...]:
-        by_manager = self._order.topology.by_manager(self._order.ranks)
-        return tuple(Question(manager=manager, ranks=ranks) for manager, ranks in by_manager.items())
-
     def _say(self, detail: str) -> None:
-        self._steps += 1
-        order = self._order
-        self._ports.progress(
-            StepReport(
-                step=self._steps,
-                phase=FtPhase.DECIDING,
-                detail=detail,
-                request_id=StrategyKind.TOKEN_REINFERENCE.workflow_id(order.instance_id, order.generation),
-                pending_ranks=(),
-                at=self._ports.now(),
-            )
-        )
+        self.ledger.say(FtPhase.DECIDING, detail)
 
 
 def _is_gone(entry: RankEntry) -> bool:

@@ -12,24 +12,16 @@ withdrawn, it is **abandoned** and the evidence decides anew; whatever fails lat
 scale-down (I9): after a retry that failed nobody knows which rank to blame.
 """
 
-from typing import Protocol
-
 from domain.engine import Instruction
 from domain.errors import AutotomyError
 from domain.messages.strategy import FastRecoveryOrder, FastRecoveryReport, RoundOutcome, RoundReason, StrategyKind
 from domain.round import transaction
 from domain.round.gate import retry_gate
-from domain.round.ledger import LedgerPorts, TransactionLedger, TransactionStopped, groups
+from domain.round.ledger import TransactionLedger, TransactionStopped
 from domain.round.transaction import TransactionPorts
 from domain.runtime import FtPhase
-from domain.watch import LookVerdict, RecoveredWatch, RetryReadyWatch
-
-
-class FastRecoveryPorts(TransactionPorts, Protocol):
-    """What a fast recovery needs of the world beyond what every transaction does."""
-
-    async def pause(self, seconds: float, why: str) -> None:
-        """Lets this time pass; returns early once a stop is requested."""
+from domain.strategy import LedgerPorts
+from domain.watch import LookVerdict, RecoveredWatch, RetryReadyWatch, questions
 
 
 class FastRecoveryLedger(TransactionLedger[FastRecoveryOrder]):
@@ -38,7 +30,7 @@ class FastRecoveryLedger(TransactionLedger[FastRecoveryOrder]):
     def __init__(self, order: FastRecoveryOrder, ports: LedgerPorts) -> None:
         super().__init__(order, ports)
         active = [rank for rank in order.topology.ranks if rank not in order.dead_committed]
-        self.watch = RetryReadyWatch(survivors=groups(order.topology, active))
+        self.watch = RetryReadyWatch(survivors=questions(order.topology, active))
 
     @property
     def leaving(self) -> tuple[int, ...]:
@@ -50,7 +42,7 @@ class FastRecoveryLedger(TransactionLedger[FastRecoveryOrder]):
         return FastRecoveryReport(kind=StrategyKind.FAST_RECOVERY, **dict(ended), recovered=recovered)
 
 
-async def run_fast_recovery(order: FastRecoveryOrder, ports: FastRecoveryPorts) -> FastRecoveryReport:
+async def run_fast_recovery(order: FastRecoveryOrder, ports: TransactionPorts) -> FastRecoveryReport:
     """Runs one fast recovery to its end and reports it. The workflow and the simulation drive it, as they do a round."""
     ledger = FastRecoveryLedger(order, ports)
     try:
@@ -85,14 +77,14 @@ def admit(ledger: FastRecoveryLedger) -> None:
         raise TransactionStopped(RoundReason.GATE_REFUSED, "the gate refuses: " + ", ".join(ledger.gate.reason_codes))
 
 
-async def retry_once(ledger: FastRecoveryLedger, ports: FastRecoveryPorts) -> None:
+async def retry_once(ledger: FastRecoveryLedger, ports: TransactionPorts) -> None:
     """One `retry` to every active rank, concurrently and under one request id: the engines meet under it."""
     ledger.check_stop()
     ledger.say(FtPhase.DECIDING, f"apply retry to ranks {list(ledger.survivors)}")
     await transaction.apply_once(ledger, ports, transaction.instruct(ledger, Instruction.RETRY))
 
 
-async def until_stable(ledger: FastRecoveryLedger, ports: FastRecoveryPorts, watch: RecoveredWatch) -> None:
+async def until_stable(ledger: FastRecoveryLedger, ports: TransactionPorts, watch: RecoveredWatch) -> None:
     """A second look: a group that has met again may break again at its first steps."""
     await ports.pause(ledger.order.config.fast_recovery_stability_sec, "do the ranks stay healthy")
     deadline_at = ledger.deadline(ledger.config.request_timeout_sec)  # for one who cannot be read just now
@@ -102,7 +94,7 @@ async def until_stable(ledger: FastRecoveryLedger, ports: FastRecoveryPorts, wat
         raise TransactionStopped(RoundReason.RELAPSED, ledger.last_observed)
 
 
-async def abort(ledger: FastRecoveryLedger, stop: TransactionStopped, ports: FastRecoveryPorts) -> FastRecoveryReport:
+async def abort(ledger: FastRecoveryLedger, stop: TransactionStopped, ports: TransactionPorts) -> FastRecoveryReport:
     """The verdict "aborted", wherever a guard was attempted."""
     detail = await transaction.abort(ledger, stop, ports)
     return ledger.report(stop.outcome, stop.reason, detail)

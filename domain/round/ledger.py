@@ -6,36 +6,24 @@ ranks, all of them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
-from domain.engine import RankEntry
 from domain.messages.round import Lease, PeerRefusal
 from domain.messages.strategy import (
     RoundOrder,
     RoundOutcome,
     RoundReason,
     RoundReport,
-    StepReport,
     StrategyKind,
     TransactionOrder,
     TransactionReport,
 )
 from domain.runtime import FtPhase, GateRecord
-from domain.topology import NodeManagerAddress, Topology
-from domain.watch import ApplyReadyWatch, Confirmation, Question, ReadyWatch, RecoveredWatch, Removal, Watch
+from domain.strategy import LedgerPorts, StrategyLedger, listed
+from domain.topology import NodeManagerAddress
+from domain.watch import ApplyReadyWatch, Confirmation, Question, ReadyWatch, RecoveredWatch, Removal, Watch, questions
 
-O_co = TypeVar("O_co", bound=TransactionOrder, covariant=True)
-
-
-class LedgerPorts(Protocol):
-    """The part of a transaction's ports that needs no await."""
-
-    def now(self) -> float: ...
-
-    def stop_requested(self) -> bool: ...
-
-    def progress(self, report: StepReport) -> None: ...
+T_co = TypeVar("T_co", bound=TransactionOrder, covariant=True)
 
 
 class TransactionStopped(Exception):
@@ -61,37 +49,24 @@ class TransactionStopped(Exception):
         return cls(reason, listed(refusals) or otherwise, refusals=refusals)
 
 
-def listed(refusals: Iterable[PeerRefusal]) -> str:
-    """Refusals as people read them. Who wants to know one reads its fields."""
-    return "; ".join(f"{refusal.peer}: {refusal.reason} ({refusal.message})" for refusal in refusals)
-
-
-class TransactionLedger(ABC, Generic[O_co]):
+class TransactionLedger(StrategyLedger[T_co], ABC):
     """One place for what a transaction knows. `watch`: the wait before the instruction, as it stands now."""
 
     watch: ReadyWatch
 
-    def __init__(self, order: O_co, ports: LedgerPorts) -> None:
-        self.order = order
-        self.config = order.config.dp_scale_down_config
-        self.topology = order.topology
+    def __init__(self, order: T_co, ports: LedgerPorts) -> None:
+        super().__init__(order, ports, request_id=order.request_id, view_revision=order.view_revision)
         self.gate: GateRecord | None = None
         self.absent: set[NodeManagerAddress] = set()
         self.unreachable: set[NodeManagerAddress] = set()
         self.guard_attempted: tuple[NodeManagerAddress, ...] = ()
         self.applied: dict[int, int | None] = {}
-        self.looked: dict[int, RankEntry] = {}
         self.last_observed = ""
         self.refusals: tuple[PeerRefusal, ...] = ()
         self.withdrawn = False
         self.committed = False
         self.published = False
         self.pending_finalize: list[NodeManagerAddress] = []
-        self.view_revision = order.view_revision
-        self.stage_times: dict[str, float] = {}
-        self._ports = ports
-        self._step = 0
-        self._stage_began = ports.now()
 
     @property
     def survivor_groups(self) -> tuple[Question, ...]:
@@ -111,6 +86,10 @@ class TransactionLedger(ABC, Generic[O_co]):
     def removed(self) -> tuple[int, ...]:
         """The cumulative set: committed before ∪ this round's, sorted (I2)."""
         return tuple(sorted({*self.order.dead_committed, *self.leaving}))
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        return tuple(rank for rank in self.removed if rank not in self.order.dead_committed)
 
     def note(self, watch: Watch) -> None:
         """What a look has seen."""
@@ -133,37 +112,16 @@ class TransactionLedger(ABC, Generic[O_co]):
         return must, dead_only
 
     def retired_groups(self) -> tuple[Question, ...]:
-        return groups(self.topology, self.leaving)
+        return questions(self.topology, self.leaving)
 
     def lease(self) -> Lease:
         present = tuple(manager for manager in self.guard_attempted if manager not in self.absent)
         return Lease(managers=present, lease_sec=self.config.lease_sec, renew_every_sec=self.config.lease_sec / 4)
 
-    def stage_done(self, name: str) -> None:
-        now = self._ports.now()
-        self.stage_times[name] = round(self.stage_times.get(name, 0.0) + now - self._stage_began, 6)
-        self._stage_began = now
-
-    def say(self, phase: FtPhase, detail: str) -> None:
-        self._step += 1
-        self._ports.progress(
-            StepReport(
-                step=self._step,
-                phase=phase,
-                detail=detail,
-                request_id=self.order.request_id,
-                pending_ranks=tuple(rank for rank in self.removed if rank not in self.order.dead_committed),
-                at=self._ports.now(),
-            )
-        )
-
     def check_stop(self) -> None:
         """Ends the transaction if somebody wants it to. Called before each step, never at or after the commit point."""
-        if self._ports.stop_requested():
+        if self._ports.stop_requested() is not None:
             raise TransactionStopped(RoundReason.CANCELLED, "stopped before the commit point", RoundOutcome.CANCELLED)
-
-    def deadline(self, seconds: float) -> float:
-        return self._ports.now() + seconds
 
     def ended(self, outcome: RoundOutcome, reason: RoundReason, detail: str) -> TransactionReport:
         """What there is to report of every transaction."""
@@ -223,18 +181,13 @@ class RoundLedger(TransactionLedger[RoundOrder]):
         )
 
 
-def groups(topology: Topology, ranks: Iterable[int]) -> tuple[Question, ...]:
-    """These ranks by the NodeManager that is asked about them."""
-    return tuple(Question(manager=manager, ranks=own) for manager, own in topology.by_manager(ranks).items())
-
-
 def _first_watch(order: RoundOrder) -> ApplyReadyWatch:
     active = set(order.topology.ranks) - set(order.dead_committed)
     candidates = set(order.pending_ranks) - set(order.dead_committed)
     survivors = order.topology.by_manager(active - candidates)
     known = candidates & set(order.topology.ranks)
     return ApplyReadyWatch(
-        survivors=groups(order.topology, active - candidates),
+        survivors=questions(order.topology, active - candidates),
         removing=tuple(
             Removal(
                 rank=rank,

@@ -25,14 +25,12 @@ from domain.messages.round import (
     GuardResult,
     LookCall,
     LookResult,
-    VerifyCall,
-    VerifyResult,
-    ViewCall,
     ViewResult,
 )
-from domain.messages.strategy import RoundOutcome, RoundReason, StepReport, TransactionOrder
-from domain.round.ledger import TransactionLedger, TransactionStopped, listed
+from domain.messages.strategy import RoundOutcome, RoundReason, TransactionOrder
+from domain.round.ledger import TransactionLedger, TransactionStopped
 from domain.runtime import FtPhase
+from domain.strategy import StrategyPorts, listed
 from domain.topology import NodeManagerAddress
 from domain.watch import LookReason, LookVerdict, RecoveredWatch, Watch
 
@@ -41,31 +39,16 @@ T = TypeVar("T")
 Ledger = TransactionLedger[TransactionOrder]
 
 
-class TransactionPorts(Protocol):
-    """What a transaction needs of the world. Calls may take long, never for ever; each is idempotent on the request id."""
-
-    def now(self) -> float:
-        """Seconds since the epoch by this world's clock."""
-
-    def stop_requested(self) -> bool:
-        """Somebody wants the transaction to end; from then on `look` returns early."""
-
-    def progress(self, report: StepReport) -> None:
-        """Tell the FaultManager; not awaited, may arrive late or never."""
+class TransactionPorts(StrategyPorts, Protocol):
+    """What a transaction needs of the world beyond what every strategy does. Each call is idempotent on the request id."""
 
     async def guard(self, call: GuardCall) -> GuardResult: ...
 
     async def look(self, call: LookCall) -> LookResult: ...
 
-    async def withdraw(self, call: ViewCall) -> ViewResult: ...
-
     async def apply(self, call: ApplyCall) -> ApplyResult: ...
 
-    async def verify(self, call: VerifyCall) -> VerifyResult: ...
-
     async def finalize(self, call: FinalizeCall) -> FinalizeResult: ...
-
-    async def publish(self, call: ViewCall) -> ViewResult: ...
 
 
 async def guard_all(ledger: Ledger, ports: TransactionPorts) -> None:
@@ -112,7 +95,7 @@ async def withdraw(ledger: Ledger, ports: TransactionPorts) -> None:
     ledger.check_stop()
     ledger.view_revision = ledger.order.view_revision + 1
     ledger.withdrawn = True  # from here on it may have left, whatever the answer
-    result = await ports.withdraw(_view(ledger, ranks=()))
+    result = await ports.push_view(ledger.view_call(()))
     ledger.stage_done("withdraw")
     if not result.confirmed:
         raise TransactionStopped.by_peers(RoundReason.WITHDRAW_UNCONFIRMED, result.refusals)
@@ -169,13 +152,7 @@ async def verify(ledger: Ledger, ports: TransactionPorts) -> None:
     """One completion on each survivor ▲. The end of this step is the commit point: never roll back below it."""
     if ledger.config.verify_inference:
         ledger.check_stop()
-        result = await ports.verify(
-            VerifyCall(
-                groups=ledger.survivor_groups,
-                request_timeout_sec=ledger.config.request_timeout_sec,
-                deadline_at=ledger.deadline(ledger.config.verify_deadline_sec),
-            )
-        )
+        result = await ports.verify(ledger.verify_call(ledger.survivor_groups))
         ledger.stage_done("verify")
         missing = sorted(set(ledger.survivors) - set(result.ok))
         if missing:
@@ -220,7 +197,7 @@ async def publish(ledger: Ledger, ports: TransactionPorts) -> None:
         ledger.last_observed = "an L3 isolation stands: the view stays withdrawn"
         return
     ledger.view_revision = ledger.order.view_revision + 2
-    result = await unless_failing(ports.publish(_view(ledger, ranks=ledger.survivors)), ViewResult(confirmed=False))
+    result = await unless_failing(ports.push_view(ledger.view_call(ledger.survivors)), ViewResult(confirmed=False))
     ledger.published = result.confirmed
     ledger.last_observed = "" if result.confirmed else f"the view is not confirmed: {listed(result.refusals)}"
     ledger.stage_done("publish")
@@ -288,16 +265,6 @@ def _ready_deadline(ledger: Ledger, now: float) -> tuple[float, RoundReason]:
         return own, RoundReason.NOT_READY_IN_TIME
     engines = min(noticed) + capability.engine_recovery_timeout_sec - ledger.config.execution_deadline_sec / 2
     return (own, RoundReason.NOT_READY_IN_TIME) if own <= engines else (engines, RoundReason.ENGINES_TIME_OVER)
-
-
-def _view(ledger: Ledger, ranks: tuple[int, ...]) -> ViewCall:
-    return ViewCall(
-        topology=ledger.topology,
-        revision=ledger.view_revision,
-        ranks=ranks,
-        request_timeout_sec=ledger.config.request_timeout_sec,
-        deadline_at=ledger.deadline(ledger.config.coordinator_deadline_sec),
-    )
 
 
 def _finalize_call(

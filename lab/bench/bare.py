@@ -66,8 +66,8 @@ class BarePorts:
     def now(self) -> float:
         return time.time()
 
-    def stop_requested(self) -> bool:
-        return False
+    def stop_requested(self) -> str | None:
+        return None
 
     def progress(self, report: StepReport) -> None:
         """Nobody to tell."""
@@ -93,10 +93,10 @@ class BarePorts:
     async def finalize(self, call: FinalizeCall) -> FinalizeResult:
         return await _run(self._managers.finalize, call)
 
-    async def withdraw(self, call: ViewCall) -> ViewResult:
-        return await _run(self._push, call)
+    async def pause(self, seconds: float, why: str) -> None:
+        await asyncio.sleep(seconds)
 
-    async def publish(self, call: ViewCall) -> ViewResult:
+    async def push_view(self, call: ViewCall) -> ViewResult:
         return await _run(self._push, call)
 
     async def _push(self, call: ViewCall) -> ViewResult:

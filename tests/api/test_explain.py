@@ -5,8 +5,8 @@ import pytest
 from api.explain import explained
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.state import InstanceState
+from domain.instance.strategies import INSTANCE_RECONFIGURATION
 from domain.instance.strategy_life import took_end
-from domain.instance.strategy_start import start_rebuild
 from domain.messages.strategy import ReconfigurationReason, ReconfigurationReport, StrategyEnd, StrategyKind
 from domain.runtime import RuntimeRecord, undecided_deaths
 from tests.domain.instance_factories import T0, D, serving_state, with_statuses
@@ -23,7 +23,9 @@ def recorded(state: InstanceState) -> RuntimeRecord:
 
 def rebuilt(reason: DecisionReason, detail: str = "") -> RuntimeRecord:
     decision = Decision(action=Action.RECONFIGURE, reason=reason)
-    state, order = start_rebuild(serving_state(owed=reason, owed_detail=detail, last_error=detail), decision, T0)
+    state, order = INSTANCE_RECONFIGURATION.start(
+        serving_state(owed=reason, owed_detail=detail, last_error=detail), decision, "", T0
+    )
     report = ReconfigurationReport(
         kind=REBUILD,
         instance_id=7,

@@ -13,9 +13,11 @@ from domain.engine import EngineStatus, EntrySource, RankEntry
 from domain.instance.decision import DecisionReason
 from domain.instance.evidence import Report
 from domain.instance.state import InstanceState
-from domain.instance.strategy_start import Order
+from domain.messages.strategy import FastRecoveryOrder, ReconfigurationOrder, ReinferenceOrder, RelaunchOrder, RoundOrder
 from domain.runtime import SERVING_PHASES, FtPhase
 from tests.domain.instance_factories import T0, D, U, config
+
+Order = RoundOrder | FastRecoveryOrder | ReconfigurationOrder | RelaunchOrder | ReinferenceOrder
 
 ALL_RANKS = (0, 1, 2, 3)
 

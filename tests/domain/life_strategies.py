@@ -13,8 +13,8 @@ from domain.instance.learning import after_journals, seeded
 from domain.instance.situation import Case
 from domain.instance.state import InstanceState
 from domain.instance.state import Life as PartOfLife
-from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
-from domain.instance.strategy_start import STARTING, Order, attach, start
+from domain.instance.strategies import STARTED_BY, STRATEGIES
+from domain.instance.strategy_life import after_loss, attach, took_commit, took_end, took_progress
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord
 from domain.messages.strategy import (
@@ -40,19 +40,19 @@ from domain.messages.strategy import (
 )
 from domain.runtime import SERVING_PHASES, FtPhase, may_follow
 from tests.domain.instance_factories import D, H
-from tests.domain.life_judge import A_COMPLETE_GROUP_IS_REBUILT, AFTER_A_FAILURE, ALL_RANKS, Life, rarely
+from tests.domain.life_judge import A_COMPLETE_GROUP_IS_REBUILT, AFTER_A_FAILURE, ALL_RANKS, Life, Order, rarely
 
-KINDS: dict[type, StrategyKind] = {
-    RoundOrder: StrategyKind.SCALE_DOWN,
-    FastRecoveryOrder: StrategyKind.FAST_RECOVERY,
-    ReconfigurationOrder: StrategyKind.INSTANCE_RECONFIGURATION,
-    RelaunchOrder: StrategyKind.ENGINE_RELAUNCH,
-    ReinferenceOrder: StrategyKind.TOKEN_REINFERENCE,
-}
+KINDS: dict[type, StrategyKind] = {strategy.order: kind for kind, strategy in STRATEGIES.items()}
 FAILURES = st.sampled_from(
     [RoundReason.GATE_REFUSED, RoundReason.GUARD_REFUSED, RoundReason.NOT_READY_IN_TIME, RoundReason.APPLY_UNKNOWN]
 )
 TURNS_UNTIL_REST = 8
+
+
+def start(state: InstanceState, decision: Decision, unique: str, now: float) -> tuple[InstanceState, Order]:
+    """What the decision starts, as the FaultManager does it."""
+    after, order = STARTED_BY[decision.action].start(state, decision, unique, now)
+    return after, order
 
 
 Move = TypeVar("Move", bound=Callable[..., None])
@@ -99,9 +99,9 @@ class Strategies(Life):
         if state.automation_off and decision.reason not in (DecisionReason.FORCED, DecisionReason.ORDERED):
             return True
         match decision.action:
-            case action if action in STARTING and state.reseed:
+            case action if action in STARTED_BY and state.reseed:
                 self.become(state.but(reseed=False))
-            case action if action in STARTING:
+            case action if action in STARTED_BY:
                 self._start(decision)
             case Action.SCALE_P2D:
                 self.become(state.owing(DecisionReason.SCALE_P2D_UNAVAILABLE, decision.detail, self.now))

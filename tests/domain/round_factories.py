@@ -198,8 +198,8 @@ class ScriptedPorts:
     def now(self) -> float:
         return self.clock
 
-    def stop_requested(self) -> bool:
-        return self.stopping
+    def stop_requested(self) -> str | None:
+        return "somebody asks for it" if self.stopping else None
 
     def progress(self, report: StepReport) -> None:
         self.steps.append(report)
@@ -233,8 +233,8 @@ class ScriptedPorts:
         assert why
         self.clock += seconds
 
-    async def withdraw(self, call: ViewCall) -> ViewResult:
-        return self._play("withdraw", call, ViewResult(confirmed=True))
+    async def push_view(self, call: ViewCall) -> ViewResult:
+        return self._play("publish" if call.ranks else "withdraw", call, ViewResult(confirmed=True))
 
     async def apply(self, call: ApplyCall) -> ApplyResult:
         engines = {rank: 202 for group in call.groups for rank in group.ranks}
@@ -252,9 +252,6 @@ class ScriptedPorts:
     async def finalize(self, call: FinalizeCall) -> FinalizeResult:
         name = "finalize" if call.commit else "abort"
         return self._play(name, call, FinalizeResult(done=call.managers))
-
-    async def publish(self, call: ViewCall) -> ViewResult:
-        return self._play("publish", call, ViewResult(confirmed=True))
 
     def _play(self, name: str, call: BaseModel, success: M) -> M:
         self.calls.append((name, call))

@@ -3,7 +3,7 @@
 from domain.instance.commands import why_not_hold, why_not_reconfigure, why_not_release, why_not_republish
 from domain.instance.decision import Action, Decision, DecisionReason
 from domain.instance.state import Life
-from domain.instance.strategy_start import start_rebuild, start_round
+from domain.instance.strategies import INSTANCE_RECONFIGURATION, SCALE_DOWN
 from domain.messages.fault_manager import CommandOutcome, CommandReply, ReconfigureCall
 from domain.runtime import FtPhase
 from tests.domain.instance_factories import T0, serving_state
@@ -13,8 +13,8 @@ REBUILD = Decision(action=Action.RECONFIGURE, reason=DecisionReason.ALL_DEAD)
 FORCE, ASK = ReconfigureCall(force=True), ReconfigureCall()
 
 SERVING = serving_state()
-IN_ROUND = start_round(SERVING, SHED, "scale-down-" + "0" * 32, T0)[0]
-IN_REBUILD = start_rebuild(SERVING, REBUILD, T0)[0]
+IN_ROUND = SCALE_DOWN.start(SERVING, SHED, "0" * 32, T0)[0]
+IN_REBUILD = INSTANCE_RECONFIGURATION.start(SERVING, REBUILD, "", T0)[0]
 
 
 def outcome(reply: CommandReply | None) -> CommandOutcome | None:

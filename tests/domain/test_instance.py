@@ -10,8 +10,8 @@ from domain.engine import RankEntry
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.learning import after_journals, assembled, seeded
 from domain.instance.state import InstanceState, Life
+from domain.instance.strategies import INSTANCE_RECONFIGURATION, SCALE_DOWN
 from domain.instance.strategy_life import after_loss, took_commit, took_end, took_progress
-from domain.instance.strategy_start import start_rebuild, start_round
 from domain.messages.fault_manager import FaultManagerStart, FreshLookResult, JournalsResult
 from domain.messages.round import CommitRecord
 from domain.messages.strategy import (
@@ -37,7 +37,7 @@ GIVE_UP = Decision(action=Action.RECONFIGURE, reason=DecisionReason.ALL_DEAD)
 
 def in_round(**changes: Any) -> tuple[InstanceState, RoundOrder]:
     evidence = serving_state().evidence.merge_all([report(1, D, engine="e1"), *(report(r, U) for r in (0, 2, 3))], ())
-    return start_round(serving_state(evidence=evidence, **changes), SHED_1, "scale-down-" + "a" * 32, T0 + 1)
+    return SCALE_DOWN.start(serving_state(evidence=evidence, **changes), SHED_1, "a" * 32, T0 + 1)
 
 
 def step(order: RoundOrder, number: int, phase: FtPhase) -> StrategyProgress:
@@ -219,7 +219,7 @@ def test_a_late_verdict_is_owed_to_the_nodemanagers_that_did_not_take_it() -> No
 
 
 def test_a_rebuild_makes_the_group_whole_again() -> None:
-    state, order = start_rebuild(serving_state(dead_committed=(1,)), GIVE_UP, T0)
+    state, order = INSTANCE_RECONFIGURATION.start(serving_state(dead_committed=(1,)), GIVE_UP, "", T0)
     assert (state.phase, state.serving_published, order.generation) == (FtPhase.RECONFIGURING, False, 2)
     state = took_end(state, rebuild_end(2), T0 + 60)
     record = state.record(None, T0 + 60)
@@ -233,13 +233,13 @@ def test_failing_rebuilds_use_up_the_budget_and_then_wait_for_a_person() -> None
     for used in range(3):
         decision = GIVE_UP if used == 0 else decided(state, now)
         assert decision.action is Action.RECONFIGURE
-        state, _ = start_rebuild(state, decision, now)
+        state, _ = INSTANCE_RECONFIGURATION.start(state, decision, "", now)
         state = took_end(state, rebuild_end(state.generation, succeeded=False), now + 10)
         now += 100
     assert decided(state, now).action is Action.STAY_WITHDRAWN
     assert not state.record(None, now).can_serve
     forced = state.but(owed=DecisionReason.FORCED)
-    state, _ = start_rebuild(forced, decided(forced, now), now)
+    state, _ = INSTANCE_RECONFIGURATION.start(forced, decided(forced, now), "", now)
     assert state.rebuilt_at == (now,)
 
 
@@ -389,7 +389,7 @@ def _after(event: str, state: InstanceState, order: RoundOrder, now: float) -> I
         case "loss":
             return after_loss(state, "lost", now)
         case "rebuild" if state.strategy is None:
-            return start_rebuild(state, GIVE_UP, now)[0]
+            return INSTANCE_RECONFIGURATION.start(state, GIVE_UP, "", now)[0]
         case "rebuilt":
             return took_end(state, rebuild_end(state.generation), now)
         case "rebuild failed":

@@ -34,12 +34,11 @@ from domain.instance import state as instance
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.state import InstanceState
 from domain.instance.strategy_life import took_commit, took_end, took_progress
-from domain.instance.strategy_start import start
 from domain.messages.strategy import RoundReason
 from domain.runtime import FtPhase
 from tests.domain import life_strategies
 from tests.domain.life_faults import Faults
-from tests.domain.life_strategies import Strategies
+from tests.domain.life_strategies import Strategies, start
 
 
 class InstanceLife(Faults, Strategies):

@@ -5,8 +5,8 @@ from typing import Any
 from domain.hardware import HardwareEvidence, fault_key, observed_fault
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.state import InstanceState
+from domain.instance.strategies import SCALE_DOWN
 from domain.instance.strategy_life import took_end
-from domain.instance.strategy_start import start_round
 from domain.messages.strategy import RoundOutcome, StrategyEnd, StrategyKind
 from domain.runtime import FtPhase
 from tests.domain.instance_factories import T0, D, U, config, on_nodes, report, serving_state
@@ -36,7 +36,7 @@ async def test_an_isolated_round_commits_and_leaves_the_view_withdrawn() -> None
 
 
 async def test_after_the_clear_the_survivors_are_published_under_a_new_revision() -> None:
-    state, ordered = start_round(isolated(), SHED_1, "scale-down-" + "0" * 32, T0 + 1)
+    state, ordered = SCALE_DOWN.start(isolated(), SHED_1, "0" * 32, T0 + 1)
     assert ordered.isolated
     told = await played(ScriptedPorts(), ordered.model_copy(update={"topology": order(1).topology}))
     end = StrategyEnd(workflow_id=StrategyKind.SCALE_DOWN.workflow_id(7, ordered.generation), report=told)

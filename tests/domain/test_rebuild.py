@@ -51,6 +51,9 @@ class Ports:
     def progress(self, report: StepReport) -> None:
         self.steps.append(report)
 
+    async def pause(self, seconds: float, why: str) -> None:
+        raise AssertionError(f"it waits by looking, never blindly: {why}")
+
     async def push_view(self, call: ViewCall) -> ViewResult:
         return self._play("publish" if call.ranks else "withdraw", call, ViewResult(confirmed=True))
 

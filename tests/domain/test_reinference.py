@@ -7,7 +7,7 @@ import pytest
 from domain.engine import RankEntry
 from domain.errors import Transient
 from domain.messages.rebuild import EnginesReadyCall, EnginesReadyResult
-from domain.messages.round import VerifyCall, VerifyResult
+from domain.messages.round import VerifyCall, VerifyResult, ViewCall, ViewResult
 from domain.messages.strategy import ReinferenceOrder, ReinferenceReason, StepReport
 from domain.rebuild.reinference import run_reinference
 from domain.runtime import FtPhase
@@ -41,6 +41,9 @@ class Ports:
     async def pause(self, seconds: float, why: str) -> None:
         assert why
         self.clock += seconds
+
+    async def push_view(self, call: ViewCall) -> ViewResult:
+        raise AssertionError(f"it touches nothing: {call}")
 
     async def await_ready(self, call: EnginesReadyCall) -> EnginesReadyResult:
         self.looks.append(call)

@@ -112,8 +112,8 @@ class SimulatedPorts:
     def now(self) -> float:
         return now()
 
-    def stop_requested(self) -> bool:
-        return self.stopping
+    def stop_requested(self) -> str | None:
+        return "somebody asks for it" if self.stopping else None
 
     def progress(self, report: StepReport) -> None:
         self.record.told(f"{report.phase}: {report.detail}")
@@ -141,6 +141,12 @@ class SimulatedPorts:
     async def look(self, call: LookCall) -> LookResult:
         heartbeat = Heartbeat(call)
         return await self._activity("look", lambda: self._look(heartbeat))
+
+    async def pause(self, seconds: float, why: str) -> None:
+        await asyncio.sleep(seconds)
+
+    async def push_view(self, call: ViewCall) -> ViewResult:
+        return await (self.publish(call) if call.ranks else self.withdraw(call))
 
     async def withdraw(self, call: ViewCall) -> ViewResult:
         await self._strike_before_push()

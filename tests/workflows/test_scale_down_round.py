@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 
-from domain.messages.strategy import RoundOutcome, RoundReason, StrategyKind
+from domain.messages.strategy import RoundOrder, RoundOutcome, RoundReason, RoundReport, StrategyKind
 from domain.runtime import FtPhase
 from tests.activities.fake_pods import answer, fast_config, hang, healthy, refuse, unhealthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world, views_record
 from workflows.event_pusher import EventPusher
-from workflows.parts.transaction_page import RoundStatus
 
 
 async def test_a_dead_rank_is_removed_and_the_survivors_are_published(temporal_client: Client) -> None:
@@ -221,10 +220,12 @@ async def test_a_person_can_read_the_round(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:
         world.instance.kill(1)
         world.instance.pod_of(2).script("apply", refuse("ENGINE_REFUSED", engines={"2": {"http": 400}}))
-        handle = await world.start_round(world.instance.order(1))
+        order = world.instance.order(1)
+        handle = await world.start_round(order)
         report = await round_report(handle)
-        status = RoundStatus.model_validate(await handle.query("status"))
-        assert status.report == report
+        status = await handle.query("status")
+        assert RoundOrder.model_validate(status["order"]) == order
+        assert RoundReport.model_validate(status["report"]) == report
         details = await handle.query("__temporal_workflow_metadata")
         assert "APPLY_REFUSED" in str(details)
         with pytest.raises(WorkflowFailureError) as caught:

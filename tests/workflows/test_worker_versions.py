@@ -21,7 +21,7 @@ from workers.controller_worker import activities
 from workers.versions import deployment_config
 from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
-from workflows.scale_down_round import ScaleDownRound
+from workflows.strategies import ScaleDownRound
 
 
 @workflow.defn(name="ScaleDownRound", sandboxed=False)

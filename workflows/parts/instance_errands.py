@@ -24,8 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.instance.evidence import from_look
     from domain.instance.learning import after_journals, assembled, seeded
     from domain.instance.state import InstanceState, Life
-    from domain.instance.strategy_life import QUIET_LIMIT_SEC, after_loss, is_newer, took_end
-    from domain.instance.strategy_start import attach
+    from domain.instance.strategy_life import QUIET_LIMIT_SEC, after_loss, attach, is_newer, took_end
     from domain.messages.fault_manager import (
         FreshLookCall,
         FreshLookResult,
@@ -46,8 +45,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.messages.round import FinalizeCall, ViewCall
     from domain.messages.strategy import StrategyKind
     from domain.runtime import SERVING_PHASES
-    from domain.topology import Topology
-    from domain.watch import Question
+    from domain.watch import Question, questions
 
 JOURNALS_LIMIT_SEC: Final = 60.0
 """How long NodeManagers are asked for their journals before the FaultManager goes on with what it knows (design §1)."""
@@ -201,7 +199,7 @@ class FaultManagerErrands:
         """Readiness is also reported; looking finds it where a report was lost, or where the feature is off."""
         state = self._state
         call = EnginesReadyCall(
-            questions=_questions(state.topology, state.active),
+            questions=questions(state.topology, state.active),
             poll_interval_sec=state.config.dp_scale_down_config.poll_interval_sec,
             request_timeout_sec=self._timeout_sec,
             deadline_at=now() + READY_LIMIT_SEC,
@@ -220,7 +218,7 @@ class FaultManagerErrands:
 
     async def _look_at_all(self) -> FreshLookResult:
         state = self._state
-        call = FreshLookCall(questions=_questions(state.topology, state.active), request_timeout_sec=self._timeout_sec)
+        call = FreshLookCall(questions=questions(state.topology, state.active), request_timeout_sec=self._timeout_sec)
         limit_sec = 2 * self._timeout_sec
         return await self._call(NodeManagerActivities.fresh_look, call, limit_sec, "look at every active rank")
 
@@ -238,7 +236,7 @@ class FaultManagerErrands:
         """`wake_idle_survivors`: one completion to each, once. What the engines then find out, they report."""
         decision, since = self._memory.decision, self._memory.collecting_since()
         ranks = decision.ranks if decision is not None else ()
-        call = WakeCall(questions=_questions(self._state.topology, ranks), request_timeout_sec=self._timeout_sec)
+        call = WakeCall(questions=questions(self._state.topology, ranks), request_timeout_sec=self._timeout_sec)
         try:
             what = f"one completion to each of ranks {list(ranks)}"
             await self._call(NodeManagerActivities.wake, call, 2 * self._timeout_sec, what)
@@ -348,7 +346,3 @@ class FaultManagerErrands:
         result = await self._call(RebuildActivities.stop_node_managers, call, STOP_LIMIT_SEC, "stop the instance's engines")
         left = "; ".join(f"{one.peer}: {one.reason}" for one in (*result.unreachable, *result.refusals))
         self._memory.become(self._state.but(last_error=f"not stopped: {left}" if left else self._state.last_error))
-
-
-def _questions(topology: Topology, ranks: tuple[int, ...]) -> tuple[Question, ...]:
-    return tuple(Question(manager=manager, ranks=group) for manager, group in topology.by_manager(ranks).items())

@@ -1,18 +1,25 @@
 """What a person reads about a strategy in the Web UI: markdown, at every step and for ever after.
 
-In this order: how it ended or what is waited for, what happens next, the steps so far, the stages' seconds. This is what
-the pages have in common.
+In this order: what it does, how it ended or what is waited for, what happens next, the steps so far, the stages' seconds.
+`page` is the same for all; what only one strategy can say of itself are its `Words`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.strategy import StepReport
+    from pydantic import SerializeAsAny
+
+    from domain.messages.strategy import StepReport, StrategyOrder, StrategyReport, TransactionOrder
     from domain.model import Strict
     from domain.runtime import RejectedSignal
+
+OrderT = TypeVar("OrderT", bound=StrategyOrder)
+ReportT = TypeVar("ReportT", bound=StrategyReport)
 
 
 class CallMade(Strict):
@@ -23,15 +30,41 @@ class CallMade(Strict):
 
 
 class StrategyStatus(Strict):
-    """How far a strategy is."""
+    """Query `status`: how far a strategy is. `report` is there when it has ended."""
 
+    order: SerializeAsAny[StrategyOrder]
+    report: StrategyReport | None = None
     steps: tuple[StepReport, ...] = ()
     calls: tuple[CallMade, ...] = ()
     stop_wish: str | None = None
     rejected_signals: tuple[RejectedSignal, ...] = ()
 
 
-def waiting(status: StrategyStatus, stop_lands: str = "before the commit point or not at all") -> str:
+@dataclass(frozen=True)
+class Words(Generic[OrderT, ReportT]):
+    """What a strategy says of itself. `opening`, `ended`: paragraphs of its page, before and after it has ended.
+
+    `stop_lands`: when a wish to stop is heeded, said while it runs.
+    """
+
+    opening: Callable[[OrderT], list[str]]
+    ended: Callable[[ReportT], list[str]]
+    stop_lands: str
+
+
+def page(words: Words[OrderT, ReportT], status: StrategyStatus, order: OrderT, report: ReportT | None) -> str:
+    """The strategy as markdown: its status, with the order and report of its kind."""
+    parts = words.opening(order)
+    parts += [_waiting(status, words.stop_lands)] if report is None else words.ended(report)
+    parts.append(steps(status))
+    if report is not None and report.stage_times:
+        parts.append(stages(report.stage_times))
+    request = f"request id `{order.request_id}`, " if isinstance(order, TransactionOrder) else ""
+    parts.append(f"{request}generation {order.generation}")
+    return "\n\n".join(parts)
+
+
+def _waiting(status: StrategyStatus, stop_lands: str) -> str:
     doing = status.calls[-1].what if status.calls else "the first workflow task"
     wish = f" A stop was asked for ({status.stop_wish}); it lands {stop_lands}." if status.stop_wish else ""
     return f"**Running:** {doing}.{wish}"

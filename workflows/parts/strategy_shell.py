@@ -8,50 +8,58 @@ up later: with the report as its result, or Failed (red in the Web UI), with the
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Generic
 
 from temporalio import workflow
 from temporalio.common import MetricMeter, RawValue
 from temporalio.exceptions import ApplicationError
 
 from workflows.parts.signal_intake import take_in
-from workflows.parts.strategy_page import CallMade, StrategyStatus
-from workflows.parts.strategy_run import Reporter, StopWish, now
+from workflows.parts.strategy_page import CallMade, OrderT, ReportT, StrategyStatus, Words, page
+from workflows.parts.strategy_run import Attribute, Reporter, StopWish, now
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.strategy import STOP_SIGNAL, StepReport, StrategyEnd, StrategyKind, StrategyOrder, StrategyReport
+    from domain.messages.strategy import STOP_SIGNAL, RoundOutcome, StepReport, StrategyEnd, StrategyKind, StrategyReport
     from domain.runtime import with_rejected
-
-R = TypeVar("R", bound=StrategyReport)
-S = TypeVar("S", bound=StrategyStatus)
 
 STRATEGIES_ENDED: Final = "autotomy_strategies_ended_total"
 """At the worker's `--metrics-port`, with `kind`, `outcome` and `reason` (docs/metrics.md)."""
 
 
-class StrategyShell(Generic[S]):
-    """One strategy's surroundings. `page` makes what the Web UI shows of its status."""
+class StrategyShell(Generic[OrderT, ReportT]):
+    """One strategy's surroundings. `words`: what its page says beside what every page says."""
 
-    def __init__(self, kind: StrategyKind, order: StrategyOrder, status: S, page: Callable[[S], str]) -> None:
-        self.status = status
+    def __init__(self, kind: StrategyKind, order: OrderT, words: Words[OrderT, ReportT]) -> None:
+        self.status = StrategyStatus(order=order)
         self.stop = StopWish()
         self.reporter = Reporter(kind, order.generation, order.topology, order.config)
-        self._kind = kind
-        self._page = page
+        self._order = order
+        self._report: ReportT | None = None
+        self._words = words
 
-    async def run(self, logic: Coroutine[Any, Any, R]) -> R:
+    async def run(self, logic: Coroutine[Any, Any, ReportT]) -> ReportT:
         """The logic's result, and the status shows it as `report`."""
         report = await self.stop.until_done(asyncio.create_task(logic))
+        self._report = report
         self.show(report=report)
         return report
 
-    async def tell_end(self, report: StrategyReport, outcome: str) -> None:
-        """The FaultManager hears of it. `outcome`: in a word, for the Web UI."""
-        count_end(workflow.metric_meter(), self._kind, outcome, report.reason.value)
+    async def end(self, report: ReportT, if_failed: str | None, **attributes: Attribute) -> ReportT:
+        """The FaultManager hears of it, and the workflow closes: with the report, or Failed.
+
+        `if_failed`: what follows a failure, for whoever looks for red; None: its failure is nothing to look at.
+        `attributes`: search attributes that change with the end, beside `Outcome`.
+        """
+        outcome = report.outcome
+        self.reporter.attribute(Outcome=outcome.value, **attributes)
+        count_end(workflow.metric_meter(), report.kind, outcome.value, report.reason.value)
         end = StrategyEnd(workflow_id=workflow.info().workflow_id, report=report)
-        summary = f"tell the FaultManager the end: {outcome}, {report.reason.value}"
+        summary = f"tell the FaultManager the end: {outcome.value}, {report.reason.value}"
         await self.stop.until_done(asyncio.create_task(self.reporter.end(end, summary)))
+        if outcome is RoundOutcome.FAILED and if_failed is not None:
+            raise failed(report, if_failed)
+        return report
 
     def take(self, name: str, args: Sequence[RawValue]) -> None:
         """`stop`, whatever comes with it; any other signal is kept for people and changes nothing."""
@@ -70,17 +78,18 @@ class StrategyShell(Generic[S]):
     def show(self, **changes: object) -> None:
         """Changes the status, and with it what people see."""
         self.status = self.status.model_copy(update={**changes, "stop_wish": self.stop.why})
-        workflow.set_current_details(self._page(self.status))
+        workflow.set_current_details(page(self._words, self.status, self._order, self._report))
 
 
-class StrategyWorkflow(Generic[S]):
-    """What a person may ask of every strategy's workflow, and send it."""
+class StrategyWorkflow(Generic[OrderT, ReportT]):
+    """What every strategy's workflow is: a shell, and what a person may ask and send. `attributes`: search attributes."""
 
-    def __init__(self, shell: StrategyShell[S]) -> None:
-        self._shell = shell
+    def __init__(self, kind: StrategyKind, order: OrderT, words: Words[OrderT, ReportT], **attributes: Attribute) -> None:
+        self._shell = StrategyShell(kind, order, words)
+        self._shell.reporter.attribute(InstanceId=order.instance_id, **attributes)
 
     @workflow.query
-    def status(self) -> S:
+    def status(self) -> StrategyStatus:
         """How far the strategy is, and its report once it has ended."""
         return self._shell.status
 
