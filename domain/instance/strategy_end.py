@@ -33,50 +33,50 @@ def after_round(state: InstanceState, strategy: RunningStrategy, report: RoundRe
         case RoundOutcome.SUCCEEDED:
             return _after_success(state, strategy, report, now)
         case RoundOutcome.ABANDONED if strategy.committed_at is None:
-            return _back(_looking(state, report.looked, now), strategy, now, abandoned=True)
+            return back(looking(state, report.looked, now), strategy, now, abandoned=True)
         case RoundOutcome.CANCELLED if strategy.committed_at is None and not report.withdrawn and state.owed is None:
-            return _back(_looking(state, report.looked, now), strategy, now)
+            return back(looking(state, report.looked, now), strategy, now)
         case _:
-            why = _failure("round", report.reason, report.detail, strategy)
-            reason = _still_ordered(state, DecisionReason.ROUND_FAILED)
+            why = failure("round", report.reason, report.detail, strategy)
+            reason = still_ordered(state, DecisionReason.ROUND_FAILED)
             reseed = report.reason is RoundReason.GUARD_REFUSED
-            return _looking(state, report.looked, now).but(reseed=state.reseed or reseed).owing(reason, why, now)
+            return looking(state, report.looked, now).but(reseed=state.reseed or reseed).owing(reason, why, now)
 
 
 def after_fast_recovery(state: InstanceState, strategy: RunningStrategy, report: FastRecoveryReport, now: float) -> InstanceState:
     """Nobody was removed: success serves as before, failure ends in a rebuild and never in a scale-down (I9)."""
-    state = _looking(_after_transaction(state, strategy, report), report.looked, now)
+    state = looking(_after_transaction(state, strategy, report), report.looked, now)
     match report.outcome:
         case RoundOutcome.SUCCEEDED:
-            view = _published(strategy, report, state.active)
+            view = published(strategy, report, state.active)
             error = None if view.confirmed else _UNCONFIRMED
             return state.but(view=view, last_error=error).entering(resting_phase(state.dead_committed), now)
         case RoundOutcome.ABANDONED:
-            return _back(state, strategy, now, abandoned=True)
+            return back(state, strategy, now, abandoned=True)
         case RoundOutcome.CANCELLED if not report.withdrawn and state.owed is None:
-            return _back(state, strategy, now)
+            return back(state, strategy, now)
         case _:
-            why = _failure("fast recovery", report.reason, report.detail, strategy)
+            why = failure("fast recovery", report.reason, report.detail, strategy)
             reseed = report.reason is RoundReason.GUARD_REFUSED
-            reason = _still_ordered(state, DecisionReason.FAST_RECOVERY_FAILED)
+            reason = still_ordered(state, DecisionReason.FAST_RECOVERY_FAILED)
             return state.but(reseed=state.reseed or reseed).owing(reason, why, now)
 
 
 def after_reinference(state: InstanceState, strategy: RunningStrategy, report: ReinferenceReport, now: float) -> InstanceState:
     """The fault was tried once. Where it has not healed and engines show a fault, the rules judge that; else it failed."""
-    state = _looking(state.but(stage_times=report.stage_times), report.looked, now)
+    state = looking(state.but(stage_times=report.stage_times), report.looked, now)
     if report.healed:
-        return _back(state, strategy, now)
-    why = _failure("token reinference", report.reason, report.detail, strategy)
+        return back(state, strategy, now)
+    why = failure("token reinference", report.reason, report.detail, strategy)
     judged_by_rules = state.holds_evidence or not state.config.enable_dp_scale_down_proxy
     if judged_by_rules or report.reason is ReinferenceReason.CANCELLED:
-        return _back(state.but(last_error=why), strategy, now)
-    return state.owing(_still_ordered(state, DecisionReason.REINFERENCE_FAILED), why, now)
+        return back(state.but(last_error=why), strategy, now)
+    return state.owing(still_ordered(state, DecisionReason.REINFERENCE_FAILED), why, now)
 
 
 def lost_in_the_middle(state: InstanceState, strategy: RunningStrategy, why: str, now: float) -> InstanceState:
     """What it did is not known: the journals are read, and the instance is rebuilt."""
-    reason = _still_ordered(state, DecisionReason.STRATEGY_LOST)
+    reason = still_ordered(state, DecisionReason.STRATEGY_LOST)
     return state.but(reseed=True).owing(reason, why, now)
 
 
@@ -87,7 +87,7 @@ def lost_rebuild(state: InstanceState, strategy: RunningStrategy, why: str, now:
 
 def lost_wait(state: InstanceState, strategy: RunningStrategy, why: str, now: float) -> InstanceState:
     """It touched nothing."""
-    return _back(state.but(last_error=why), strategy, now)
+    return back(state.but(last_error=why), strategy, now)
 
 
 def _after_transaction(state: InstanceState, strategy: RunningStrategy, report: TransactionReport) -> InstanceState:
@@ -101,7 +101,7 @@ def _after_transaction(state: InstanceState, strategy: RunningStrategy, report: 
     )
 
 
-def _back(state: InstanceState, strategy: RunningStrategy, now: float, *, abandoned: bool = False) -> InstanceState:
+def back(state: InstanceState, strategy: RunningStrategy, now: float, *, abandoned: bool = False) -> InstanceState:
     """In the phase before the strategy, as if it had not been; how often that was an abandoned one is counted.
 
     A FaultManager without memory that attached to it does not know what was before: it asks the journals once more, now
@@ -116,9 +116,9 @@ def _back(state: InstanceState, strategy: RunningStrategy, now: float, *, abando
 def _after_success(state: InstanceState, strategy: RunningStrategy, report: RoundReport, now: float) -> InstanceState:
     """The survivors are the instance now. A view that not every Coordinator has acknowledged goes on being pushed."""
     committed = tuple(sorted({*state.dead_committed, *report.dead_committed}))
-    state = _looking(state.but(dead_committed=committed), report.looked, strategy.committed_at or now)
+    state = looking(state.but(dead_committed=committed), report.looked, strategy.committed_at or now)
     if report.committed:
-        view = _published(strategy, report, state.active)
+        view = published(strategy, report, state.active)
         state = state.but(view=view, last_error=None if view.confirmed else _UNCONFIRMED)
     phase = resting_phase(committed)
     if state.phase is FtPhase.SCALING_DOWN:
@@ -133,12 +133,12 @@ def after_rebuild(state: InstanceState, strategy: RunningStrategy, report: Rebui
     ended = state.rebuild_ended_at if relaunch else now
     state = state.but(view_revision=revision, rebuild_ended_at=ended, stage_times=report.stage_times)
     if not report.succeeded:
-        why = _failure("relaunch" if relaunch else "rebuild", report.reason, report.detail, strategy)
+        why = failure("relaunch" if relaunch else "rebuild", report.reason, report.detail, strategy)
         reason = DecisionReason.RELAUNCH_FAILED if relaunch else DecisionReason.REBUILD_FAILED
-        return _looking(state, report.looked, now).but(reseed=True).owing(_still_ordered(state, reason), why, now)
+        return looking(state, report.looked, now).but(reseed=True).owing(still_ordered(state, reason), why, now)
     committed = state.dead_committed if relaunch else ()
     state = state.but(dead_committed=committed)
-    view = _published(strategy, report, state.active)
+    view = published(strategy, report, state.active)
     past = f"{'relaunched' if relaunch else 'rebuilt'} because {strategy.why}" if strategy.why else None
     evidence = state.evidence.formed(report.engine_incarnations, state.active, now)
     started = state.but(
@@ -153,7 +153,7 @@ def after_rebuild(state: InstanceState, strategy: RunningStrategy, report: Rebui
     return started.entering(resting_phase(committed), now)
 
 
-def _published(
+def published(
     strategy: RunningStrategy,
     report: TransactionReport | RebuildReport,
     ranks: tuple[int, ...],
@@ -165,16 +165,16 @@ def _published(
     return ServingView(revision=revision, ranks=ranks, confirmed=report.serving_published)
 
 
-def _failure(what: str, reason: object, detail: str, strategy: RunningStrategy) -> str:
+def failure(what: str, reason: object, detail: str, strategy: RunningStrategy) -> str:
     """What a person reads of a strategy that failed: what, why, the details as the peers told them, and where to look."""
     return f"{what} failed: {reason}{f': {detail}' if detail else ''} ({strategy.workflow_id})"
 
 
-def _looking(state: InstanceState, looked: dict[int, RankEntry], looked_at: float) -> InstanceState:
+def looking(state: InstanceState, looked: dict[int, RankEntry], looked_at: float) -> InstanceState:
     return state.but(evidence=state.evidence.merge_all(from_look(looked, looked_at), state.dead_committed))
 
 
-def _still_ordered(state: InstanceState, reason: DecisionReason) -> DecisionReason:
+def still_ordered(state: InstanceState, reason: DecisionReason) -> DecisionReason:
     """A person's order outlives the end of what it stopped."""
     return DecisionReason.FORCED if state.owed is DecisionReason.FORCED else reason
 

@@ -79,7 +79,7 @@ def begin_reinference(
         topology=state.topology,
         config=state.config,
         ranks=decision.ranks,
-        why=_why(decision),
+        why=why_of(decision),
     )
     listed = state.config.token_reinference_codes
     tried = [fault.key for fault in state.evidence.hardware.open(FaultLevel.L2) if fault.fault_code in listed]
@@ -127,7 +127,7 @@ def _rebuild_order(state: InstanceState, running: RunningStrategy, decision: Dec
         config=state.config,
         view_revision=state.view_revision,
         isolated=state.isolated,
-        why=_why(decision),
+        why=why_of(decision),
         lost_node_managers=state.lost_node_managers,
     )
 
@@ -142,7 +142,7 @@ def _withdrawing(state: InstanceState, running: RunningStrategy, decision: Decis
 
     Unless a person ordered it: an order is no error, and ends what was one.
     """
-    why = "" if decision.reason in ORDERED_BY_A_PERSON else state.owed_detail or _why(decision)
+    why = "" if decision.reason in ORDERED_BY_A_PERSON else state.owed_detail or why_of(decision)
     started = started_with(state, running.model_copy(update={"why": why})).but(
         evidence=state.evidence.begin_forming(),
         view=ServingView(revision=state.view.revision, ranks=(), confirmed=False),
@@ -151,7 +151,7 @@ def _withdrawing(state: InstanceState, running: RunningStrategy, decision: Decis
     return started.entering(FtPhase.RECONFIGURING, now)
 
 
-def _why(decision: Decision) -> str:
+def why_of(decision: Decision) -> str:
     return f"{decision.reason}: {decision.detail}" if decision.detail else str(decision.reason)
 
 
