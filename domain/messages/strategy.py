@@ -150,6 +150,8 @@ class StrategyProgress(Strict):
 
 
 class RoundOutcome(StrEnum):
+    """How a strategy ended, in a word. Only a round and a fast recovery tell apart what is no success."""
+
     SUCCEEDED = "succeeded"
     FAILED = "failed"  # → reconfiguration
     ABANDONED = "abandoned"  # the evidence was false; nothing was withdrawn; decide again
