@@ -13,10 +13,10 @@ from temporalio import activity
 
 from activities.apply import apply_to_all
 from activities.attempt import Attempt, attempt, concurrently, settled, to_its_end
-from activities.look import Look
 from activities.node_manager_client import NodeManagerClient
 from activities.peer import refusal
-from activities.sight import sweep_with_incarnations
+from activities.sweep import sweep_with_incarnations
+from activities.watching import Look
 from domain.errors import AutotomyError, Transient
 from domain.messages.fault_manager import FreshLookCall, FreshLookResult, PaceCall, WakeCall, WakeResult
 from domain.messages.node_manager import (
@@ -35,11 +35,11 @@ from domain.messages.round import (
     FinalizeResult,
     GuardCall,
     GuardResult,
-    LookCall,
-    LookResult,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
+    WatchCall,
+    WatchResult,
 )
 from domain.topology import NodeManagerAddress
 from domain.watch import Question, RecoveredWatch
@@ -108,7 +108,7 @@ class NodeManagerActivities:
         return answer
 
     @activity.defn
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         """Steps 5 and 8: look at engines until the watch ends. Cancelled, it returns what it saw last."""
         effect = "look_recovered" if isinstance(call.watch, RecoveredWatch) else "look_apply_ready"
         async with attempt(effect) as run:
@@ -208,16 +208,16 @@ class NodeManagerActivities:
         """One sweep over these ranks, now (design §3, rule 10)."""
         async with attempt("fresh_look"):
             seen = await sweep_with_incarnations(self._http, call.questions, call.request_timeout_sec)
-            sights = [sight for sight, _ in seen]
-            looked = {entry.id: entry for sight in sights for entry in sight.entries}
+            answers = [answer for answer, _ in seen]
+            looked = {entry.id: entry for answer in answers for entry in answer.entries}
             unreadable = {
-                rank: sight.detail or "left out of the reply"
-                for sight in sights
-                for rank in sight.question.ranks
+                rank: answer.detail or "left out of the reply"
+                for answer in answers
+                for rank in answer.question.ranks
                 if rank not in looked
             }
-            lives = {str(sight.question.manager): incarnation for sight, incarnation in seen if incarnation}
-            return FreshLookResult(looked=looked, unreadable=unreadable, node_manager_incarnations=lives)
+            lives = {str(answer.question.manager): incarnation for answer, incarnation in seen if incarnation}
+            return FreshLookResult(last_entries=looked, unreadable=unreadable, node_manager_incarnations=lives)
 
     @activity.defn
     async def wake(self, call: WakeCall) -> WakeResult:

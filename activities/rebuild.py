@@ -19,7 +19,7 @@ from temporalio import activity
 from activities.attempt import Attempt, attempt, concurrently, settled
 from activities.node_manager_client import NodeManagerClient
 from activities.peer import PeerRefused, refusal
-from activities.sight import see
+from activities.sweep import see
 from domain.engine import EngineStatus, ProcessState, RankEntry
 from domain.errors import AutotomyError, Transient
 from domain.messages.node_manager import (
@@ -180,17 +180,17 @@ class RebuildActivities:
                 waiting = {rank: why for group in found for rank, why in group.items()}
                 left = run.left(call.deadline_at)
                 if not waiting or left <= 0:
-                    return EnginesReadyResult(looked=looked, waiting=waiting)
+                    return EnginesReadyResult(last_entries=looked, waiting=waiting)
                 await run.pause(min(call.poll_interval_sec, left))
 
     async def _unready(self, question: Question, call: EnginesReadyCall, looked: dict[int, RankEntry]) -> dict[int, str]:
-        """Which of a Pod's ranks are not ready, and why. The entries seen go to `looked`."""
-        sight, _ = await see(self._http, question, call.request_timeout_sec)
-        if sight.fault == "protocol" and sight.reason == NodeManagerReason.DISABLED:
+        """Which of a Pod's ranks are not ready, and why. The entries seen go to `last_entries`."""
+        answer, _ = await see(self._http, question, call.request_timeout_sec)
+        if answer.fault == "protocol" and answer.reason == NodeManagerReason.DISABLED:
             return await self._unready_without_ft(question, call.request_timeout_sec)
-        if sight.fault is not None:
-            return dict.fromkeys(question.ranks, sight.detail)
-        entries = {entry.id: entry for entry in sight.entries}
+        if answer.fault is not None:
+            return dict.fromkeys(question.ranks, answer.detail)
+        entries = {entry.id: entry for entry in answer.entries}
         looked.update(entries)
         reasons = {rank: _why_not_ready(entries.get(rank), call.started.get(rank)) for rank in question.ranks}
         return {rank: why for rank, why in reasons.items() if why}

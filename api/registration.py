@@ -14,7 +14,7 @@ from api.heartbeats import removed_for
 from api.registry import tell_registry
 from api.state import Api
 from domain.messages.instance_registry import REGISTER_UPDATE, RegisterCall, RegisterResult
-from domain.messages.registration import Hold, RegisterReply, RegisterRequest
+from domain.messages.registration import HoldReason, RegisterReply, RegisterRequest
 from domain.registration import (
     Assembly,
     RegisteredInstance,
@@ -95,7 +95,7 @@ async def _assembled(api: Api, instance: RegisteredInstance, body: RegisterReque
     )
 
 
-def _hold(body: RegisterRequest, lives: Mapping[str, str], record: RuntimeRecord | None) -> Hold | None:
+def _hold(body: RegisterRequest, lives: Mapping[str, str], record: RuntimeRecord | None) -> HoldReason | None:
     phase = record.phase if record is not None else FtPhase.NORMAL
     dead = removed_for(record) if record is not None else ()
     return hold(body, lives, phase, dead, strategy_runs=record is not None and record.active_strategy is not None)

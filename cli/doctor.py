@@ -32,7 +32,7 @@ from service.temporal import DEFAULT_ADDRESS, connect_within, connection_setting
 _CONNECT_SEC = 3.0
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     OK = "ok"
     NOTE = "note"
     BAD = "bad"
@@ -43,7 +43,7 @@ class Finding:
     """What one check found, and, where it is not ok, what to do."""
 
     check: str
-    verdict: Verdict
+    verdict: Grade
     detail: str
 
 
@@ -53,13 +53,13 @@ def run_doctor(config: Path | None, run_dir: Path | None, *, as_json: bool) -> i
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        colours = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.BAD: "red"}
+        colours = {Grade.OK: "green", Grade.NOTE: "yellow", Grade.BAD: "red"}
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for finding in findings:
             colour = colours[finding.verdict]
             table.add_row(f"[{colour}]{finding.verdict}[/{colour}]", finding.check, escape(finding.detail))
         results().print(table)
-    return 1 if any(finding.verdict is Verdict.BAD for finding in findings) else 0
+    return 1 if any(finding.verdict is Grade.BAD for finding in findings) else 0
 
 
 def _findings(config: Path | None, run_dir: Path) -> Iterator[Finding]:
@@ -70,19 +70,19 @@ def _findings(config: Path | None, run_dir: Path) -> Iterator[Finding]:
     try:
         settings = load_settings(config)
     except AutotomyError as error:
-        yield Finding("configuration", Verdict.BAD, error.message)
+        yield Finding("configuration", Grade.BAD, error.message)
     else:
         yield from _configuration(settings, config)
     local, stack = _stack(run_dir)
-    yield _checked("Temporal server", lambda: _temporal_server(local), otherwise=Verdict.NOTE)
+    yield _checked("Temporal server", lambda: _temporal_server(local), otherwise=Grade.NOTE)
     if settings is not None:
         yield _controller(controller_address(settings, local))
     yield stack
 
 
-def _checked(name: str, check: Callable[[], str], *, otherwise: Verdict = Verdict.BAD) -> Finding:
+def _checked(name: str, check: Callable[[], str], *, otherwise: Grade = Grade.BAD) -> Finding:
     try:
-        return Finding(name, Verdict.OK, check())
+        return Finding(name, Grade.OK, check())
     except (AutotomyError, OSError, subprocess.SubprocessError) as error:
         return Finding(name, otherwise, in_words(error))
 
@@ -107,9 +107,9 @@ def _temporal_program() -> str:
 def _configuration(settings: Settings, path: Path | None) -> Iterator[Finding]:
     file = path or os.environ.get("AUTOTOMY_CONFIG")
     scale_down = "on" if settings.fault_tolerance_config.enable_dp_scale_down else "off"
-    yield Finding("configuration", Verdict.OK, f"{file or 'no file, defaults'}; DP scale-down is {scale_down}")
+    yield Finding("configuration", Grade.OK, f"{file or 'no file, defaults'}; DP scale-down is {scale_down}")
     for warning in config_warnings(settings.fault_tolerance_config):
-        yield Finding("configuration", Verdict.NOTE, warning)
+        yield Finding("configuration", Grade.NOTE, warning)
 
 
 def temporal_address(local: StackAddresses | None) -> ClientConnectConfig:
@@ -137,10 +137,10 @@ def _controller(url: str) -> Finding:
     try:
         reply = httpx.get(f"{url}/readiness", timeout=_CONNECT_SEC, trust_env=False)
     except httpx.HTTPError as error:
-        return Finding("Controller API", Verdict.NOTE, f"nobody answers at {url} ({in_words(error)})")
+        return Finding("Controller API", Grade.NOTE, f"nobody answers at {url} ({in_words(error)})")
     if reply.status_code != 200:
-        return Finding("Controller API", Verdict.NOTE, f"{url} is not ready: {reply.text[:200]}")
-    return Finding("Controller API", Verdict.OK, f"ready at {url}")
+        return Finding("Controller API", Grade.NOTE, f"{url} is not ready: {reply.text[:200]}")
+    return Finding("Controller API", Grade.OK, f"ready at {url}")
 
 
 def _stack(run_dir: Path) -> tuple[StackAddresses | None, Finding]:
@@ -148,7 +148,7 @@ def _stack(run_dir: Path) -> tuple[StackAddresses | None, Finding]:
     try:
         record = Stack.attach(run_dir).record
     except NoStack as error:
-        return None, Finding("local stack", Verdict.NOTE, error.message)
+        return None, Finding("local stack", Grade.NOTE, error.message)
     except AutotomyError as error:
-        return None, Finding("local stack", Verdict.BAD, error.message)
-    return record.addresses, Finding("local stack", Verdict.OK, f"{record.state} in {run_dir}")
+        return None, Finding("local stack", Grade.BAD, error.message)
+    return record.addresses, Finding("local stack", Grade.OK, f"{record.state} in {run_dir}")

@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from coordinator.figures import Figures
-from coordinator.routing import NoSeat, Router, Seat, Target
+from coordinator.routing import NoSlot, Router, Slot, Target
 from coordinator.upstream import NotSent, RawHeaders, Upstream, UpstreamFailed, UpstreamReply
 from domain.address import host_port
 from domain.messages.coordinator import INSTANCE_HEADER, RANK_HEADER
@@ -43,9 +43,9 @@ MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 RETRY_AFTER_SEC: Final = 1
 
 _NO_SEAT: Final = {
-    NoSeat.NO_VIEW: "this Coordinator has not been told yet where to route",
-    NoSeat.WITHDRAWN: "no endpoint serves at the moment",
-    NoSeat.UNREACHABLE: "no endpoint accepts connections at the moment",
+    NoSlot.NO_VIEW: "this Coordinator has not been told yet where to route",
+    NoSlot.WITHDRAWN: "no endpoint serves at the moment",
+    NoSlot.UNREACHABLE: "no endpoint accepts connections at the moment",
 }
 
 
@@ -153,43 +153,43 @@ class Proxy:
     async def _answer(self, call: _Call, scope: Scope, receive: Receive, send: Send) -> None:
         tried: list[Target] = []
         while True:
-            with self._router.take(call.model, without=tried) as seat:
-                if isinstance(seat, NoSeat):
-                    self._figures.refused.labels(seat.value).inc()
-                    await _no_seat(seat, call.model)(scope, receive, send)
+            with self._router.take(call.model, without=tried) as slot:
+                if isinstance(slot, NoSlot):
+                    self._figures.refused.labels(slot.value).inc()
+                    await _no_seat(slot, call.model)(scope, receive, send)
                     return
                 try:
-                    await self._relay(call, seat, scope, receive, send)
+                    await self._relay(call, slot, scope, receive, send)
                 except NotSent as failure:
-                    tried.append(seat.target)
+                    tried.append(slot.target)
                     self._figures.retried.inc()
-                    log.debug("connection failed, trying another rank", extra=_place(seat) | {"why": str(failure)})
+                    log.debug("connection failed, trying another rank", extra=_place(slot) | {"why": str(failure)})
                 else:
                     return
 
-    async def _relay(self, call: _Call, seat: Seat, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _relay(self, call: _Call, slot: Slot, scope: Scope, receive: Receive, send: Send) -> None:
         """One attempt. Raises NotSent while nothing was sent; whatever comes later is answered here."""
         started = False
         try:
             async with self._upstream.send(
-                seat.target.address, call.method, call.path, call.headers, call.body, lambda: seat.still_routed
+                slot.target.address, call.method, call.path, call.headers, call.body, lambda: slot.still_routed
             ) as reply:
-                self._figures.routed.labels(str(seat.target.instance_id), str(seat.target.rank)).inc()
+                self._figures.routed.labels(str(slot.target.instance_id), str(slot.target.rank)).inc()
                 started = True
-                await _pass_on(reply, seat, send)
+                await _pass_on(reply, slot, send)
         except UpstreamFailed as failure:
-            self._figures.failed.labels(str(seat.target.instance_id), str(seat.target.rank)).inc()
-            log.warning("engine failed a request", extra=_place(seat) | {"why": str(failure), "cut": started})
+            self._figures.failed.labels(str(slot.target.instance_id), str(slot.target.rank)).inc()
+            log.warning("engine failed a request", extra=_place(slot) | {"why": str(failure), "cut": started})
             if started:
                 return  # the answer stays incomplete, and the server cuts the connection
             status, kind = (504, "GatewayTimeout") if failure.timed_out else (502, "BadGateway")
-            response = openai_error(status, kind, f"rank {seat.target.rank} failed this request: {failure}")
-            response.raw_headers += _origin_headers(seat)
+            response = openai_error(status, kind, f"rank {slot.target.rank} failed this request: {failure}")
+            response.raw_headers += _origin_headers(slot)
             await response(scope, receive, send)
 
 
-async def _pass_on(reply: UpstreamReply, seat: Seat, send: Send) -> None:
-    headers = reply.headers + _origin_headers(seat)
+async def _pass_on(reply: UpstreamReply, slot: Slot, send: Send) -> None:
+    headers = reply.headers + _origin_headers(slot)
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
@@ -197,20 +197,20 @@ async def _pass_on(reply: UpstreamReply, seat: Seat, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _origin_headers(seat: Seat) -> RawHeaders:
+def _origin_headers(slot: Slot) -> RawHeaders:
     return [
-        (RANK_HEADER.encode(), str(seat.target.rank).encode()),
-        (INSTANCE_HEADER.encode(), str(seat.target.instance_id).encode()),
+        (RANK_HEADER.encode(), str(slot.target.rank).encode()),
+        (INSTANCE_HEADER.encode(), str(slot.target.instance_id).encode()),
     ]
 
 
-def _place(seat: Seat) -> dict[str, object]:
-    ip, port = seat.target.address
-    return {"instance": seat.target.instance_id, "rank": seat.target.rank, "address": host_port(ip, port)}
+def _place(slot: Slot) -> dict[str, object]:
+    ip, port = slot.target.address
+    return {"instance": slot.target.instance_id, "rank": slot.target.rank, "address": host_port(ip, port)}
 
 
-def _no_seat(reason: NoSeat, model: str | None) -> JSONResponse:
-    if reason is NoSeat.UNKNOWN_MODEL:
+def _no_seat(reason: NoSlot, model: str | None) -> JSONResponse:
+    if reason is NoSlot.UNKNOWN_MODEL:
         return openai_error(404, "NotFoundError", f"the model {model!r} does not exist", "model")
     return openai_error(503, "ServiceUnavailable", f"{_NO_SEAT[reason]}; try again ({reason})")
 

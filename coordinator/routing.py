@@ -2,7 +2,7 @@
 
 Choosing an endpoint and counting the request on it is one step (`take`): no refresh can come between the two. A refresh
 replaces the routable set at once; what is in flight to a removed endpoint runs on and is still counted, nothing new goes
-there. Because opening a connection takes a moment, `Seat.still_routed` is asked again just before the first byte leaves.
+there. Because opening a connection takes a moment, `Slot.still_routed` is asked again just before the first byte leaves.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from enum import StrEnum
 from coordinator.view import View, ViewedEndpoint
 
 
-class NoSeat(StrEnum):
+class NoSlot(StrEnum):
     """Why there is no endpoint for a request."""
 
     NO_VIEW = "NO_VIEW"  # after a start: no SET for this life has come yet
@@ -42,7 +42,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Slot:
     """A request's place on a target; given back when its block ends."""
 
     target: Target
@@ -101,31 +101,31 @@ class Router:
         self._known_models = frozenset(i.model_name for i in view.instances.values() if i.model_name)
 
     @contextmanager
-    def take(self, model: str | None, without: Iterable[Target] = ()) -> Iterator[Seat | NoSeat]:
-        """A seat on the least-loaded endpoint for `model` (None: any model), counted until the block ends.
+    def take(self, model: str | None, without: Iterable[Target] = ()) -> Iterator[Slot | NoSlot]:
+        """A slot on the least-loaded endpoint for `model` (None: any model), counted until the block ends.
 
         `without` are targets that this request has tried already. Where there is none, the reason comes instead.
         """
         target = self._choose(model, without)
-        if isinstance(target, NoSeat):
+        if isinstance(target, NoSlot):
             yield target
             return
         target.in_flight += 1
         try:
-            yield Seat(target)
+            yield Slot(target)
         finally:
             target.in_flight -= 1
             if not target.routed and target.in_flight == 0:
                 self._targets.pop((target.instance_id, target.endpoint), None)
 
-    def _choose(self, model: str | None, without: Iterable[Target]) -> Target | NoSeat:
+    def _choose(self, model: str | None, without: Iterable[Target]) -> Target | NoSlot:
         if not self._opened:
-            return NoSeat.NO_VIEW
+            return NoSlot.NO_VIEW
         candidates = self._any if model is None else self._models.get(model)
         if candidates is None or not candidates.targets:
             known = model is None or model in self._known_models
-            return NoSeat.WITHDRAWN if known else NoSeat.UNKNOWN_MODEL
-        return candidates.least_loaded(without) or NoSeat.UNREACHABLE
+            return NoSlot.WITHDRAWN if known else NoSlot.UNKNOWN_MODEL
+        return candidates.least_loaded(without) or NoSlot.UNREACHABLE
 
     @property
     def has_view(self) -> bool:

@@ -34,7 +34,7 @@ from domain.messages.coordinator import (
     RefreshInstance,
     RefreshOutcome,
     RefreshRequest,
-    StaleEntry,
+    StaleInstance,
 )
 from domain.topology import Role
 
@@ -119,7 +119,7 @@ class _Unchanged:
     """The entry says what is known already."""
 
 
-_Judgement = _Applied | _Unchanged | StaleEntry | Conflict
+_Judgement = _Applied | _Unchanged | StaleInstance | Conflict
 
 
 def refresh(view: View, request: RefreshRequest) -> Refreshed | Conflict:
@@ -133,7 +133,7 @@ def refresh(view: View, request: RefreshRequest) -> Refreshed | Conflict:
         match _judge(request.event, entry, view.instances.get(entry.id)):
             case Conflict() as conflict:
                 return conflict
-            case StaleEntry() as overtaken:
+            case StaleInstance() as overtaken:
                 stale.append(overtaken)
             case _Unchanged():
                 unchanged.append(entry.id)
@@ -192,7 +192,7 @@ def _judge_by_revision(event: RefreshEvent, entry: RefreshInstance, revision: in
     if known is None or known.revision is None or revision > known.revision:
         return _Applied(meant)
     if revision < known.revision:
-        return StaleEntry(id=entry.id, revision=revision, known=known.revision)
+        return StaleInstance(id=entry.id, revision=revision, known=known.revision)
     if meant.means_the_same(known):
         return _Unchanged()
     return Conflict(

@@ -137,7 +137,7 @@ def fault_key(node_name: str, fault_code: str, npu_name: str) -> str:
     return f"{node_name}/{fault_code}/{npu_name.strip()}"
 
 
-def observed_fault(
+def mapped_fault(
     topology: Topology, node_name: str, fault_code: str, npu_name: str, level: str, received_at: float, source: str = ""
 ) -> HardwareFault:
     """A reported fault with its mapping. A level that nobody knows, or none, counts as an L6 that cannot be mapped."""

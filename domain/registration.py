@@ -28,8 +28,8 @@ from typing import Final
 from pydantic import Field
 
 from domain.engine import FtCapability
-from domain.messages.fault_manager import FaultManagerStart, Removal
-from domain.messages.registration import Hold, PodRegistration, RegisterRequest
+from domain.messages.fault_manager import FaultManagerStart, InstanceRemoval
+from domain.messages.registration import HoldReason, PodRegistration, RegisterRequest
 from domain.model import InstanceId, Port, Strict
 from domain.runtime import TRANSACTION_PHASES, FtPhase, RejectedSignal
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Role, Topology
@@ -216,7 +216,7 @@ class RegistryState(Strict):
     instances: tuple[RegisteredInstance, ...] = ()
     assemblies: tuple[Assembly, ...] = ()
     starts: dict[InstanceId, PendingStart] = Field(default_factory=dict)
-    to_end: dict[InstanceId, Removal] = Field(default_factory=dict)
+    to_end: dict[InstanceId, InstanceRemoval] = Field(default_factory=dict)
     ending: dict[InstanceId, tuple[NodeManagerAddress, ...]] = Field(default_factory=dict)
     job_ids: dict[str, InstanceId] = Field(default_factory=dict)
     rejected_signals: tuple[RejectedSignal, ...] = ()
@@ -427,7 +427,7 @@ def hold(
     dead_committed: Iterable[int],
     *,
     strategy_runs: bool = False,
-) -> Hold | None:
+) -> HoldReason | None:
     """Why a Pod of an assembled instance must not start engines; None: the start command decides.
 
     `lives`: per "ip:port", the incarnation that belongs to the group. An engine of that life may be running and goes on;
@@ -436,9 +436,9 @@ def hold(
     if joining(phase):
         return None
     if set(request.ranks) <= set(dead_committed):
-        return Hold.COMMITTED
+        return HoldReason.COMMITTED
     if strategy_runs or phase in TRANSACTION_PHASES:
-        return Hold.ROUND_RUNS
+        return HoldReason.ROUND_RUNS
     if lives.get(str(request.address)) != request.incarnation:
-        return Hold.GROUP_LIVES
+        return HoldReason.GROUP_LIVES
     return None

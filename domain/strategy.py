@@ -56,7 +56,7 @@ class StrategyLedger(Generic[O_co]):
         self.config = order.config.dp_scale_down_config
         self.topology = order.topology
         self.view_revision = view_revision
-        self.looked: dict[int, RankEntry] = {}
+        self.last_entries: dict[int, RankEntry] = {}
         self.stage_times: dict[str, float] = {}
         self._ports = ports
         self._request_id = request_id

@@ -3,7 +3,7 @@
 A round waits twice: until every survivor is *apply-ready* (it noticed the fault and takes an instruction) and every rank
 to be removed is *confirmed* dead, and, after apply, until every survivor has *recovered*. A fast recovery, which removes
 nobody, waits until every active rank is ready for a `retry`, and then for the same recovery. Each wait is a small frozen
-state that one *sweep* (one look at all NodeManagers) moves on: `state.fold(sweep, now) -> Observation`. It has no clock
+state that one *sweep* (one look at all NodeManagers) moves on: `state.fold(sweep, now) -> WatchStanding`. It has no clock
 and no I/O, so the activity that polls, the simulation and the benchmark's bare loop judge alike, and a wait that was
 interrupted goes on from its last state (design §4, steps 5 and 8).
 """
@@ -20,14 +20,14 @@ from domain.model import Rank, Strict
 from domain.topology import NodeManagerAddress, Topology
 
 
-class LookVerdict(StrEnum):
+class WatchState(StrEnum):
     WAIT = "wait"  # nothing is wrong, but it is not done either
     DONE = "done"  # all apply-ready and confirmed; or all recovered
     FAILED = "failed"  # the round cannot succeed any more
     ABANDONED = "abandoned"  # the evidence was false (a rank that was reported dead lives): nothing is to be done
 
 
-class LookReason(StrEnum):
+class WatchReason(StrEnum):
     """Why a look ended without success."""
 
     ENGINE_PROTOCOL = "ENGINE_PROTOCOL"  # a survivor's engine answers nonsense
@@ -63,7 +63,7 @@ def questions(topology: Topology, ranks: Iterable[int]) -> tuple[Question, ...]:
     return tuple(Question(manager=manager, ranks=own) for manager, own in topology.by_manager(ranks).items())
 
 
-class Sight(Strict):
+class Answer(Strict):
     """One answer in a sweep. `fault` is set where there are no entries.
 
     "unreachable": the NodeManager did not answer. "protocol": it answered that an engine breaks the contract. `reason`: its
@@ -77,11 +77,11 @@ class Sight(Strict):
     detail: str = ""
 
 
-class Observation(Strict):
+class WatchStanding(Strict):
     """A verdict with its reason, in words too: `detail` says which ranks, or what is being waited for."""
 
-    verdict: LookVerdict
-    reason: LookReason | None = None
+    verdict: WatchState
+    reason: WatchReason | None = None
     detail: str = ""
 
 
@@ -129,7 +129,7 @@ class ApplyReadyWatch(_SurvivorsWatch):
                 removals.setdefault(removal.manager, []).append(removal.rank)
         return (*self.survivors, *(Question(manager=m, ranks=tuple(sorted(r))) for m, r in removals.items()))
 
-    def fold(self, sweep: tuple[Sight, ...], now: float) -> "tuple[ApplyReadyWatch, Observation]":
+    def fold(self, sweep: tuple[Answer, ...], now: float) -> "tuple[ApplyReadyWatch, WatchStanding]":
         """One sweep's answers, at `now` (seconds of any steady clock, the same in every call)."""
         fault = _identity_fault(sweep, self.survivor_ranks)
         if fault is not None:
@@ -150,13 +150,13 @@ class ApplyReadyWatch(_SurvivorsWatch):
             return watch, _refused(refused, seen)
         alive = sorted(r.rank for r in watch.removing if _lives(r, seen.get(r.rank)))
         if alive:
-            return watch, Observation(
-                verdict=LookVerdict.ABANDONED,
-                reason=LookReason.FALSE_ALARM,
+            return watch, WatchStanding(
+                verdict=WatchState.ABANDONED,
+                reason=WatchReason.FALSE_ALARM,
                 detail=f"ranks {alive} were reported dead, but the same processes answer {[seen[r].status for r in alive]}",
             )
         if not watch.survivors:
-            return watch, Observation(verdict=LookVerdict.FAILED, reason=LookReason.NO_SURVIVOR, detail="every rank is dead")
+            return watch, WatchStanding(verdict=WatchState.FAILED, reason=WatchReason.NO_SURVIVOR, detail="every rank is dead")
         return watch, watch._progress(readiness, told, seen)
 
     def with_absent(self, absent: set[NodeManagerAddress]) -> "ApplyReadyWatch":
@@ -170,17 +170,19 @@ class ApplyReadyWatch(_SurvivorsWatch):
             }
         )
 
-    def _progress(self, readiness: dict[int, ApplyReadiness], told: dict[int, Sight], seen: dict[int, RankEntry]) -> Observation:
+    def _progress(
+        self, readiness: dict[int, ApplyReadiness], told: dict[int, Answer], seen: dict[int, RankEntry]
+    ) -> WatchStanding:
         waiting = [rank for rank in self.survivor_ranks if readiness.get(rank) is not ApplyReadiness.READY]
         unconfirmed = [removal.rank for removal in self.removing if removal.confirmed is None]
         if not waiting and not unconfirmed:
-            return Observation(verdict=LookVerdict.DONE)
+            return WatchStanding(verdict=WatchState.DONE)
         parts = []
         if waiting:
             parts.append(f"survivors not yet apply-ready: {_describe_all(waiting, told, seen)}")
         if unconfirmed:
             parts.append(f"death not yet confirmed: {_describe_all(unconfirmed, told, seen)}")
-        return Observation(verdict=LookVerdict.WAIT, detail="; ".join(parts))
+        return WatchStanding(verdict=WatchState.WAIT, detail="; ".join(parts))
 
     def _absorb(self, dead: set[int], seen: dict[int, RankEntry]) -> "ApplyReadyWatch":
         """Moves survivors that are dead into this round's set and rebuilds the groups."""
@@ -212,7 +214,7 @@ class _EverySurvivorWatch(_SurvivorsWatch, ABC):
     def questions(self) -> tuple[Question, ...]:
         return self.survivors
 
-    def fold(self, sweep: tuple[Sight, ...], now: float) -> tuple[Self, Observation]:
+    def fold(self, sweep: tuple[Answer, ...], now: float) -> tuple[Self, WatchStanding]:
         """One sweep's answers. `now` does not matter here; the signature is the same for all waits."""
         fault = _identity_fault(sweep, self.survivor_ranks)
         if fault is not None:
@@ -225,11 +227,11 @@ class _EverySurvivorWatch(_SurvivorsWatch, ABC):
         waiting = [rank for rank in self.survivor_ranks if rank not in seen or not self._is_done(seen[rank])]
         if waiting:
             detail = f"{self._waiting_words}: {_describe_all(waiting, _told(sweep), seen)}"
-            return watch, Observation(verdict=LookVerdict.WAIT, detail=detail)
-        return watch, Observation(verdict=LookVerdict.DONE)
+            return watch, WatchStanding(verdict=WatchState.WAIT, detail=detail)
+        return watch, WatchStanding(verdict=WatchState.DONE)
 
     @abstractmethod
-    def _ended(self, seen: dict[int, RankEntry]) -> Observation | None:
+    def _ended(self, seen: dict[int, RankEntry]) -> WatchStanding | None:
         """Why there is nothing to wait for any more; None where there is."""
 
     @abstractmethod
@@ -242,18 +244,18 @@ class RetryReadyWatch(_EverySurvivorWatch):
 
     _waiting_words = "not yet ready for a retry"
 
-    def _ended(self, seen: dict[int, RankEntry]) -> Observation | None:
+    def _ended(self, seen: dict[int, RankEntry]) -> WatchStanding | None:
         readiness = {rank: apply_readiness(entry) for rank, entry in sorted(seen.items())}
         died = [rank for rank, value in readiness.items() if value is ApplyReadiness.DEAD]
         if died:
             detail = f"not all are merely unhealthy: {_describe_all(died, {}, seen)}"
-            return Observation(verdict=LookVerdict.ABANDONED, reason=LookReason.RANK_DIED, detail=detail)
+            return WatchStanding(verdict=WatchState.ABANDONED, reason=WatchReason.RANK_DIED, detail=detail)
         refused = [rank for rank, value in readiness.items() if value is ApplyReadiness.REFUSED]
         if refused:
             return _refused(refused, seen)
         if all(rank in seen and seen[rank].status == EngineStatus.HEALTHY for rank in self.survivor_ranks):
             detail = "every active rank is healthy"
-            return Observation(verdict=LookVerdict.ABANDONED, reason=LookReason.FALSE_ALARM, detail=detail)
+            return WatchStanding(verdict=WatchState.ABANDONED, reason=WatchReason.FALSE_ALARM, detail=detail)
         return None
 
     def _is_done(self, entry: RankEntry) -> bool:
@@ -274,14 +276,14 @@ class RecoveredWatch(_EverySurvivorWatch):
     incarnations: dict[int, str | None] = Field(default_factory=dict)
     before: dict[int, RankEntry] = Field(default_factory=dict)
 
-    def _ended(self, seen: dict[int, RankEntry]) -> Observation | None:
+    def _ended(self, seen: dict[int, RankEntry]) -> WatchStanding | None:
         failed = sorted(rank for rank, entry in seen.items() if self._recovery(entry) is Recovery.FAILED)
         if failed:
             return _refused(failed, seen)
         replaced = sorted(rank for rank, entry in seen.items() if _is_another(self.incarnations.get(rank), entry.incarnation))
         if replaced:
             detail = f"other processes than those that took the instruction answer for ranks {replaced}"
-            return Observation(verdict=LookVerdict.FAILED, reason=LookReason.SURVIVOR_DIED, detail=detail)
+            return WatchStanding(verdict=WatchState.FAILED, reason=WatchReason.SURVIVOR_DIED, detail=detail)
         return None
 
     def _is_done(self, entry: RankEntry) -> bool:
@@ -297,55 +299,57 @@ ReadyWatch = ApplyReadyWatch | RetryReadyWatch
 Watch = ReadyWatch | RecoveredWatch
 
 
-def _seen(sweep: tuple[Sight, ...]) -> dict[int, RankEntry]:
+def _seen(sweep: tuple[Answer, ...]) -> dict[int, RankEntry]:
     """The entry of each rank that has one."""
-    return {entry.id: entry for sight in sweep for entry in sight.entries}
+    return {entry.id: entry for answer in sweep for entry in answer.entries}
 
 
-def _told(sweep: tuple[Sight, ...]) -> dict[int, Sight]:
+def _told(sweep: tuple[Answer, ...]) -> dict[int, Answer]:
     """The answer to the question that asked for each rank."""
-    return {rank: sight for sight in sweep for rank in sight.question.ranks}
+    return {rank: answer for answer in sweep for rank in answer.question.ranks}
 
 
-def _identity_fault(sweep: tuple[Sight, ...], survivors: tuple[int, ...]) -> Observation | None:
+def _identity_fault(sweep: tuple[Answer, ...], survivors: tuple[int, ...]) -> WatchStanding | None:
     """A survivor's engine answers nonsense, or an answer is not about exactly the ranks that were asked (RFC §4.1)."""
-    for sight in sorted(sweep, key=lambda sight: sight.question.ranks):
-        asked = sorted(sight.question.ranks)
-        if sight.fault == "protocol" and set(asked) & set(survivors):
-            return Observation(
-                verdict=LookVerdict.FAILED,
-                reason=LookReason.ENGINE_PROTOCOL,
-                detail=f"NodeManager {sight.question.manager}: {sight.detail}",
+    for answer in sorted(sweep, key=lambda answer: answer.question.ranks):
+        asked = sorted(answer.question.ranks)
+        if answer.fault == "protocol" and set(asked) & set(survivors):
+            return WatchStanding(
+                verdict=WatchState.FAILED,
+                reason=WatchReason.ENGINE_PROTOCOL,
+                detail=f"NodeManager {answer.question.manager}: {answer.detail}",
             )
-        if sight.fault is None and sorted(entry.id for entry in sight.entries) != asked:
-            return Observation(
-                verdict=LookVerdict.FAILED,
-                reason=LookReason.ENGINE_MISSING,
-                detail=f"NodeManager {sight.question.manager} was asked for ranks {asked}, "
-                f"answered for {sorted(entry.id for entry in sight.entries)}",
+        if answer.fault is None and sorted(entry.id for entry in answer.entries) != asked:
+            return WatchStanding(
+                verdict=WatchState.FAILED,
+                reason=WatchReason.ENGINE_MISSING,
+                detail=f"NodeManager {answer.question.manager} was asked for ranks {asked}, "
+                f"answered for {sorted(entry.id for entry in answer.entries)}",
             )
     return None
 
 
-def _refused(ranks: list[int], seen: dict[int, RankEntry]) -> Observation:
+def _refused(ranks: list[int], seen: dict[int, RankEntry]) -> WatchStanding:
     statuses = {seen[rank].status for rank in ranks}
     if EngineStatus.DEAD in statuses:
-        reason = LookReason.SURVIVOR_DIED
+        reason = WatchReason.SURVIVOR_DIED
     elif EngineStatus.RETIRED in statuses:
-        reason = LookReason.SURVIVOR_RETIRED
+        reason = WatchReason.SURVIVOR_RETIRED
     else:
-        reason = LookReason.ENGINE_FAILED
-    return Observation(verdict=LookVerdict.FAILED, reason=reason, detail=", ".join(_describe(rank, seen[rank]) for rank in ranks))
+        reason = WatchReason.ENGINE_FAILED
+    return WatchStanding(
+        verdict=WatchState.FAILED, reason=reason, detail=", ".join(_describe(rank, seen[rank]) for rank in ranks)
+    )
 
 
-def _confirm(removal: Removal, sight: Sight | None, entry: RankEntry | None, now: float, dead_confirm_sec: float) -> Removal:
+def _confirm(removal: Removal, answer: Answer | None, entry: RankEntry | None, now: float, dead_confirm_sec: float) -> Removal:
     """What this sweep says about one rank's death. Silence must last; everything else counts at once."""
     if removal.confirmed is Confirmation.ABSENT:
         return removal
     confirmed = _confirmation(removal, entry) if entry is not None else None
     if confirmed is not None:
         return removal.model_copy(update={"confirmed": confirmed, "quiet_since": None})
-    pod_gone = sight is not None and sight.fault == "unreachable" and not removal.manager_has_survivors
+    pod_gone = answer is not None and answer.fault == "unreachable" and not removal.manager_has_survivors
     mute = entry is not None and entry.status == EngineStatus.UNKNOWN and entry.process is ProcessState.RUNNING
     if not (pod_gone or mute):
         return removal.model_copy(update={"confirmed": None, "quiet_since": None})
@@ -381,17 +385,17 @@ def _lives(removal: Removal, entry: RankEntry | None) -> bool:
     return removal.confirmed is None and entry is not None and entry.status in (EngineStatus.HEALTHY, EngineStatus.UNHEALTHY)
 
 
-def _describe_all(ranks: Iterable[int], told: dict[int, Sight], seen: dict[int, RankEntry]) -> str:
+def _describe_all(ranks: Iterable[int], told: dict[int, Answer], seen: dict[int, RankEntry]) -> str:
     """What this sweep said of each rank; where it said nothing, why."""
     return ", ".join(_describe(rank, seen[rank]) if rank in seen else _unread(rank, told.get(rank)) for rank in ranks)
 
 
-def _unread(rank: int, sight: Sight | None) -> str:
-    if sight is None:
+def _unread(rank: int, answer: Answer | None) -> str:
+    if answer is None:
         return f"{rank} (absent)"
-    if sight.fault == "unreachable":
-        return f"{rank} (unknown: NodeManager {sight.question.manager} did not answer: {sight.detail})"
-    return f"{rank} (unknown: {sight.detail})"
+    if answer.fault == "unreachable":
+        return f"{rank} (unknown: NodeManager {answer.question.manager} did not answer: {answer.detail})"
+    return f"{rank} (unknown: {answer.detail})"
 
 
 def _describe(rank: int, entry: RankEntry) -> str:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from domain.model import Strict
-from dp_supervisor.rules import Look, Rules, Standing
+from dp_supervisor.rules import Rules, ServerState, Standing
 from dp_supervisor.supervisor import DpSupervisor
 from service.http import create_app, failure, success
 
@@ -19,7 +19,7 @@ class RankState(Strict):
     rank: int
     port: int
     pid: int
-    look: Look | None
+    look: ServerState | None
     why: str
 
 

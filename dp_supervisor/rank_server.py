@@ -8,7 +8,7 @@ from pathlib import Path
 from domain.engine import EngineStatus
 from domain.errors import ProtocolError, Transient
 from domain.secrecy import shown_command
-from dp_supervisor.rules import Look, Rules
+from dp_supervisor.rules import Rules, ServerState
 from dp_supervisor.server_command import ServerPlan
 from engine.client import EngineClient
 from engine.process import Loss, ProcessTree, code_text
@@ -17,9 +17,9 @@ from service.process_identity import ProcessIdentity, ProcessStat
 log = logging.getLogger(__name__)
 
 _MEANING = {
-    EngineStatus.HEALTHY: Look.HEALTHY,
-    EngineStatus.UNHEALTHY: Look.RECOVERING,
-    EngineStatus.DEAD: Look.DEAD,
+    EngineStatus.HEALTHY: ServerState.HEALTHY,
+    EngineStatus.UNHEALTHY: ServerState.RECOVERING,
+    EngineStatus.DEAD: ServerState.DEAD,
 }
 
 
@@ -29,7 +29,7 @@ class RankServer:
     def __init__(self, plan: ServerPlan, client: EngineClient, *, log_dir: Path | None, on_exit: Callable[["RankServer"], None]):
         """Starts it. Raises `OSError` where that cannot be done."""
         self.plan = plan
-        self.look: Look | None = None
+        self.look: ServerState | None = None
         self.why = ""
         self._client = client
         self._on_exit = on_exit
@@ -58,28 +58,28 @@ class RankServer:
     def exited(self) -> bool:
         return self._exited
 
-    async def look_health(self, timeout_sec: float) -> Look:
+    async def look_health(self, timeout_sec: float) -> ServerState:
         """Whether `/health` answers 200: its API server runs and its engine process lives, no more."""
         try:
             status = await self._client.health(timeout_sec)
         except (Transient, ProtocolError) as error:
-            return self._see(Look.SILENT if isinstance(error, Transient) else Look.WRONG, error.message)
-        return self._see(Look.HEALTHY if status == 200 else Look.WRONG, f"/health answered {status}")
+            return self._see(ServerState.SILENT if isinstance(error, Transient) else ServerState.WRONG, error.message)
+        return self._see(ServerState.HEALTHY if status == 200 else ServerState.WRONG, f"/health answered {status}")
 
-    async def look_status(self, timeout_sec: float) -> Look:
+    async def look_status(self, timeout_sec: float) -> ServerState:
         """What the rank says of itself. A word that nobody knows is a wrong answer: nothing can be concluded from it."""
         try:
             entry = await self._client.status(timeout_sec)
         except (Transient, ProtocolError) as error:
-            return self._see(Look.SILENT if isinstance(error, Transient) else Look.WRONG, error.message)
+            return self._see(ServerState.SILENT if isinstance(error, Transient) else ServerState.WRONG, error.message)
         words = " ".join(filter(None, [entry.status, entry.ft_state, entry.fault_info, entry.ft_error]))
-        look = _MEANING[EngineStatus(entry.status)] if entry.status in _MEANING else Look.WRONG
+        look = _MEANING[EngineStatus(entry.status)] if entry.status in _MEANING else ServerState.WRONG
         return self._see(look, f"the rank says: {words}")
 
-    async def look_by(self, rules: Rules, timeout_sec: float) -> Look:
+    async def look_by(self, rules: Rules, timeout_sec: float) -> ServerState:
         """The look that these rules judge."""
         if self._exited:
-            return self._see(Look.EXITED, self.why)
+            return self._see(ServerState.EXITED, self.why)
         return await (self.look_health if rules is Rules.STOCK else self.look_status)(timeout_sec)
 
     def find_workers(self, table: dict[int, ProcessStat]) -> None:
@@ -98,15 +98,17 @@ class RankServer:
         """Stops watching."""
         self._tree.close()
 
-    def _see(self, look: Look, why: str) -> Look:
+    def _see(self, look: ServerState, why: str) -> ServerState:
         if self._exited:  # also when it went in the middle of the look
-            look, why = Look.EXITED, self.why
+            look, why = ServerState.EXITED, self.why
         if look is not self.look:
-            expected = look is Look.HEALTHY or not self._was_healthy  # it takes its time to start
-            level = logging.INFO if expected and look is not Look.EXITED else logging.WARNING
-            log.log(level, "rank seen", extra={"rank": self.rank, "look": look, "why": "" if look is Look.HEALTHY else why})
-        self.look, self.why = look, "" if look is Look.HEALTHY else why
-        self._was_healthy = self._was_healthy or look is Look.HEALTHY
+            expected = look is ServerState.HEALTHY or not self._was_healthy  # it takes its time to start
+            level = logging.INFO if expected and look is not ServerState.EXITED else logging.WARNING
+            log.log(
+                level, "rank seen", extra={"rank": self.rank, "look": look, "why": "" if look is ServerState.HEALTHY else why}
+            )
+        self.look, self.why = look, "" if look is ServerState.HEALTHY else why
+        self._was_healthy = self._was_healthy or look is ServerState.HEALTHY
         return look
 
     def _on_loss(self, loss: Loss) -> None:

@@ -30,7 +30,7 @@ class Rules(StrEnum):
     FAULT_TOLERANT = "fault-tolerant"
 
 
-class Look(StrEnum):
+class ServerState(StrEnum):
     """What one sweep showed of one rank server."""
 
     HEALTHY = "healthy"  # stock: /health is 200; fault-tolerant: the rank says so
@@ -73,7 +73,7 @@ class Standing(Strict):
     stop: Stop | None = None
 
 
-def after_sweep(rules: Rules, before: Standing, looks: Mapping[int, Look], threshold: int) -> Standing:
+def after_sweep(rules: Rules, before: Standing, looks: Mapping[int, ServerState], threshold: int) -> Standing:
     """The standing after one sweep.
 
     Args:
@@ -88,18 +88,18 @@ def after_sweep(rules: Rules, before: Standing, looks: Mapping[int, Look], thres
     return fold(before, looks, threshold)
 
 
-def before_ready(looks: Mapping[int, Look]) -> Stop | None:
+def before_ready(looks: Mapping[int, ServerState]) -> Stop | None:
     """While the group comes up: a server that exits ends the attempt, under both sets of rules."""
-    exited = _those(looks, Look.EXITED)
+    exited = _those(looks, ServerState.EXITED)
     return Stop(reason=StopReason.EXITED_BEFORE_READY, ranks=exited) if exited else None
 
 
-def _stock(before: Standing, looks: Mapping[int, Look], threshold: int) -> Standing:
-    silent_sweeps = {rank: before.silent_sweeps.get(rank, 0) + 1 for rank in _those(looks, Look.SILENT)}
+def _stock(before: Standing, looks: Mapping[int, ServerState], threshold: int) -> Standing:
+    silent_sweeps = {rank: before.silent_sweeps.get(rank, 0) + 1 for rank in _those(looks, ServerState.SILENT)}
     mute = tuple(rank for rank, sweeps in silent_sweeps.items() if sweeps >= threshold)
-    wrong = tuple(sorted(set(looks) - set(_those(looks, Look.HEALTHY, Look.SILENT, Look.EXITED))))
+    wrong = tuple(sorted(set(looks) - set(_those(looks, ServerState.HEALTHY, ServerState.SILENT, ServerState.EXITED))))
     found = (
-        (StopReason.SERVER_EXITED, _those(looks, Look.EXITED)),
+        (StopReason.SERVER_EXITED, _those(looks, ServerState.EXITED)),
         (StopReason.NOT_HEALTHY, wrong),
         (StopReason.NO_ANSWER, mute),
     )
@@ -107,18 +107,18 @@ def _stock(before: Standing, looks: Mapping[int, Look], threshold: int) -> Stand
     return Standing(ready=stop is None, silent_sweeps=silent_sweeps, stop=stop)
 
 
-def _fault_tolerant(before: Standing, looks: Mapping[int, Look], threshold: int) -> Standing:
-    exited = _those(looks, Look.EXITED)
+def _fault_tolerant(before: Standing, looks: Mapping[int, ServerState], threshold: int) -> Standing:
+    exited = _those(looks, ServerState.EXITED)
     alive = set(looks) - set(exited)
-    idle_sweeps = 0 if _those(looks, Look.HEALTHY, Look.RECOVERING) else before.idle_sweeps + 1
+    idle_sweeps = 0 if _those(looks, ServerState.HEALTHY, ServerState.RECOVERING) else before.idle_sweeps + 1
     stop = Stop(reason=StopReason.NO_RANK_SERVES, ranks=tuple(sorted(looks))) if idle_sweeps >= threshold else None
     return Standing(
-        ready=stop is None and Look.HEALTHY in looks.values(),
+        ready=stop is None and ServerState.HEALTHY in looks.values(),
         removed=exited if alive else before.removed,
         idle_sweeps=idle_sweeps,
         stop=stop,
     )
 
 
-def _those(looks: Mapping[int, Look], *wanted: Look) -> tuple[int, ...]:
+def _those(looks: Mapping[int, ServerState], *wanted: ServerState) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, look in looks.items() if look in wanted))

@@ -18,7 +18,7 @@ import httpx
 from domain.errors import ConfigError
 from dp_supervisor.options import Options
 from dp_supervisor.rank_server import RankServer
-from dp_supervisor.rules import Look, Rules, Standing, Stop, StopReason, after_sweep, before_ready
+from dp_supervisor.rules import Rules, ServerState, Standing, Stop, StopReason, after_sweep, before_ready
 from dp_supervisor.server_command import plan_servers
 from engine.client import EngineClient
 from service.process_identity import process_table
@@ -107,7 +107,7 @@ class DpSupervisor:
             looks = await self._look(Rules.STOCK)
             if (stop := before_ready(looks)) is not None:
                 return stop
-            missing = tuple(rank for rank, look in looks.items() if look is not Look.HEALTHY)
+            missing = tuple(rank for rank, look in looks.items() if look is not ServerState.HEALTHY)
             if not missing:
                 return None
             if time.monotonic() >= deadline:
@@ -120,7 +120,7 @@ class DpSupervisor:
         self._standing = after_sweep(self.options.rules, before, looks, self.options.dp_supervisor_probe_failure_threshold)
         self._tell_changes(before, self._standing)
 
-    async def _look(self, rules: Rules) -> Mapping[int, Look]:
+    async def _look(self, rules: Rules) -> Mapping[int, ServerState]:
         self._look_at_processes()
         timeout_sec = self.options.dp_supervisor_probe_timeout_s
         looks = await asyncio.gather(*(server.look_by(rules, timeout_sec) for server in self.servers))

@@ -6,7 +6,7 @@
 ``journal``             that knowledge, on disk before every effect
 ``transactions``        guard, apply, finalize: the rules carried out, each engine called at most once
 ``managed_engine``      one rank: its process tree, its client, what was last seen of it
-``sightings``           looks at engines: what is new gets a number and goes to the reporter
+``looks``           looks at engines: what is new gets a number and goes to the reporter
 ``poller``              a look at every engine, as often as it was told
 ``reporter``            news to the Controller until it has them
 ``heartbeat``           signs of life, and the committed ranks that come back with them

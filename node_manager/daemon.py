@@ -22,11 +22,11 @@ from node_manager.engines import Engines
 from node_manager.journal import Journal, JournalError
 from node_manager.launcher import Launcher
 from node_manager.leftovers import Leftovers
+from node_manager.looks import Looks
 from node_manager.managed_engine import is_mine, own_endpoints
 from node_manager.orphans import orphaned_engines
 from node_manager.poller import Poller
 from node_manager.reporter import Reporter
-from node_manager.sightings import Sightings
 from node_manager.transactions import CommandRefused, Transactions
 from service.failpoints import failpoint
 
@@ -44,7 +44,7 @@ class Daemon:
         journal: Journal,
         engines: Engines,
         transactions: Transactions,
-        sightings: Sightings,
+        looks: Looks,
         reporter: Reporter,
         poller: Poller,
         engine_http: httpx.AsyncClient,
@@ -59,7 +59,7 @@ class Daemon:
             config,
             journal=journal,
             engines=engines,
-            sightings=sightings,
+            looks=looks,
             reporter=reporter,
             poller=poller,
             engine_http=engine_http,

@@ -15,9 +15,9 @@ from domain.pod.fence import Refusal, duplicates
 from domain.topology import Endpoint
 from engine.client import ApplyAnswer, EngineCommand
 from node_manager.config import NodeManagerConfig
+from node_manager.looks import Looks, retired_entry
 from node_manager.managed_engine import ManagedEngine, own_endpoints
 from node_manager.reporter import Reporter
-from node_manager.sightings import Sightings, retired_entry
 from node_manager.transactions import CommandRefused
 
 _REFUSED: Final = 502
@@ -28,9 +28,9 @@ _ASK_AGAIN: Final = 503
 class Engines:
     """`engine_request_timeout_sec` bounds each request to an engine; the start command may bring another one."""
 
-    def __init__(self, config: NodeManagerConfig, sightings: Sightings, reporter: Reporter) -> None:
+    def __init__(self, config: NodeManagerConfig, looks: Looks, reporter: Reporter) -> None:
         self._config = config
-        self._sightings = sightings
+        self._sightings = looks
         self._reporter = reporter
         self._by_rank: dict[int, ManagedEngine] = {}
         self._retired: frozenset[int] = frozenset()

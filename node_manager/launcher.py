@@ -23,11 +23,11 @@ from node_manager.config import EngineSpec, NodeManagerConfig
 from node_manager.engines import Engines
 from node_manager.journal import EngineRecord, Journal, JournalError
 from node_manager.leftovers import end_tree
+from node_manager.looks import Looks
 from node_manager.managed_engine import ManagedEngine, compiled_title, own_endpoints, placeholder_values
 from node_manager.orphans import owner_mark
 from node_manager.poller import Poller
 from node_manager.reporter import Reporter
-from node_manager.sightings import Sightings
 from service.process_identity import ProcessIdentity, process_table
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Launcher:
         *,
         journal: Journal,
         engines: Engines,
-        sightings: Sightings,
+        looks: Looks,
         reporter: Reporter,
         poller: Poller,
         engine_http: httpx.AsyncClient,
@@ -57,7 +57,7 @@ class Launcher:
         self._config = config
         self._journal = journal
         self._engines = engines
-        self._sightings = sightings
+        self._sightings = looks
         self._reporter = reporter
         self._poller = poller
         self._engine_http = engine_http

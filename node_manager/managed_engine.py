@@ -20,7 +20,7 @@ from node_manager.journal import EngineRecord
 
 @dataclass
 class ManagedEngine:
-    """`seen` is what the last look showed, None before the first. `mute_polls` counts polls in a row without an answer.
+    """`last_entry` is what the last look showed, None before the first. `mute_polls` counts polls in a row without an answer.
 
     `stopping` is set when its end is wanted: a loss is no news then.
     """
@@ -32,8 +32,8 @@ class ManagedEngine:
     record: EngineRecord
     ft_api_absent: bool = False
     stopping: bool = False
-    seen: RankEntry | None = None
-    seen_by_look: int = 0
+    last_entry: RankEntry | None = None
+    last_look: int = 0
     mute_polls: int = 0
     looking: bool = field(default=False, repr=False)
 

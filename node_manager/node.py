@@ -14,7 +14,7 @@ from domain.engine import EngineStatus, RankEntry
 from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatRequest
 from domain.messages.node_manager import FtPacing
-from domain.messages.registration import Hold, RegisterReply, RegisterRequest
+from domain.messages.registration import HoldReason, RegisterReply, RegisterRequest
 from node_manager.arbiter import Arbiter
 from node_manager.boot_clock import Clock, boot_time
 from node_manager.config import NodeManagerConfig
@@ -22,11 +22,11 @@ from node_manager.daemon import Daemon
 from node_manager.engines import Engines
 from node_manager.heartbeat import Heartbeat
 from node_manager.journal import Journal, JournalError
+from node_manager.looks import Looks
 from node_manager.managed_engine import is_mine
 from node_manager.poller import Poller
 from node_manager.registration import Registration
 from node_manager.reporter import Delivery, Reporter
-from node_manager.sightings import Sightings
 from node_manager.transactions import Transactions
 from service.loops import Renewed
 from service.metrics import NAMESPACE, new_registry
@@ -56,17 +56,17 @@ class NodeManager:
             timeout_sec=config.report_timeout_sec,
             count=self._counting_reports(),
         )
-        self.sightings = Sightings(
+        self.looks = Looks(
             next_sequence=self.journal.next_sequence,
             on_news=self._on_news,
             dead_after_poll_failures=config.dead_after_poll_failures,
         )
-        self.engines = Engines(config, self.sightings, self.reporter)
+        self.engines = Engines(config, self.looks, self.reporter)
         self.transactions = Transactions(
             self.journal, self.engines, clock=clock, engine_recovery_timeout_sec=config.engine_recovery_timeout_sec
         )
         self.poller = Poller(
-            sightings=self.sightings,
+            looks=self.looks,
             engines=self.engines.polled,
             flush=self.reporter.flush,
             interval_sec=config.poll_interval_sec,
@@ -79,7 +79,7 @@ class NodeManager:
             journal=self.journal,
             engines=self.engines,
             transactions=self.transactions,
-            sightings=self.sightings,
+            looks=self.looks,
             reporter=self.reporter,
             poller=self.poller,
             engine_http=self._engine_http,
@@ -159,7 +159,7 @@ class NodeManager:
             engine is not None
             and engine.ready
             and engine.loss is None
-            and _is_healthy(engine.seen.status if engine.seen else None)
+            and _is_healthy(engine.last_entry.status if engine.last_entry else None)
             for engine in held
         )
 
@@ -236,7 +236,7 @@ class NodeManager:
         except JournalError as error:
             log.error("registration's reply is not taken", extra={"why": error.message})
             return
-        if reply.hold_reason in (Hold.GROUP_LIVES, Hold.ROUND_RUNS):
+        if reply.hold_reason in (HoldReason.GROUP_LIVES, HoldReason.ROUND_RUNS):
             missing = [endpoint for endpoint in reply.endpoints if endpoint.id not in reply.dead_committed]
             known = self.engines.bereft
             self.engines.bereave(reply.instance_id, missing)

@@ -10,8 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from node_manager.looks import Looks
 from node_manager.managed_engine import ManagedEngine
-from node_manager.sightings import Sightings
 from node_manager.waiting import set_within
 
 log = logging.getLogger(__name__)
@@ -26,14 +26,14 @@ class Poller:
     def __init__(
         self,
         *,
-        sightings: Sightings,
+        looks: Looks,
         engines: Callable[[], Iterable[ManagedEngine]],
         flush: Callable[[], None],
         interval_sec: float,
         timeout_sec: Callable[[], float],
         on_bug: Callable[[int, Exception], None],
     ) -> None:
-        self._sightings = sightings
+        self._sightings = looks
         self._engines = engines
         self._flush = flush
         self._interval_sec = interval_sec

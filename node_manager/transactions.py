@@ -33,9 +33,9 @@ from domain.messages.node_manager import (
 )
 from domain.pod.fence import (
     Begin,
+    Fences,
     Granted,
     Join,
-    Ledger,
     Refusal,
     Repeated,
     Replay,
@@ -126,7 +126,7 @@ class Transactions:
         """Takes or renews the Pod for this id. Raises `CommandRefused`, `JournalError`."""
         await self._pause("node-manager.before-guard")
         now = self._clock()
-        decision = decide_guard(request, self._ledger(request.request_id), now)
+        decision = decide_guard(request, self._fences(request.request_id), now)
         if isinstance(decision, Refusal):
             raise CommandRefused(decision)
         self._record_guard(decision)
@@ -137,7 +137,7 @@ class Transactions:
     async def apply(self, request: ApplyRequest) -> ApplyReply:
         """Calls these engines, each at most once under this id. Raises `CommandRefused`, `JournalError`."""
         await self._pause("node-manager.before-intent")
-        ledger, in_flight = self._ledger(request.request_id), self._in_flight.get(request.request_id)
+        fences, in_flight = self._fences(request.request_id), self._in_flight.get(request.request_id)
         command = self._command(request)
         decision = decide_apply(
             request,
@@ -160,7 +160,7 @@ class Transactions:
     async def finalize(self, request: FinalizeRequest) -> FinalizeReply:
         """Records the verdict; a commit retires ranks. Raises `CommandRefused`, `JournalError`."""
         await self._pause("node-manager.before-verdict")
-        decision = decide_finalize(request, self._ledger(request.request_id))
+        decision = decide_finalize(request, self._fences(request.request_id))
         if isinstance(decision, Refusal):
             raise CommandRefused(decision)
         if isinstance(decision, Repeated):
@@ -234,8 +234,8 @@ class Transactions:
             engines={str(e.rank): e.identity for e in self._journal.engines if not e.leftover},
         )
 
-    def _ledger(self, request_id: str) -> Ledger:
-        return Ledger.of(self._journal.standing, self._journal.transaction(request_id), self._engine_recovery_timeout_sec)
+    def _fences(self, request_id: str) -> Fences:
+        return Fences.of(self._journal.standing, self._journal.transaction(request_id), self._engine_recovery_timeout_sec)
 
     def _record_guard(self, granted: Granted) -> None:
         changed = [granted.transaction]

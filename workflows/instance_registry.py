@@ -37,8 +37,8 @@ with workflow.unsafe.imports_passed_through():
         FAULT_MANAGER_WORKFLOW,
         TERMINATE_SIGNAL,
         FaultManagerStart,
+        InstanceRemoval,
         OwnedTopologyCall,
-        Removal,
         fault_manager_id,
     )
     from domain.messages.instance_registry import (
@@ -223,7 +223,7 @@ class InstanceRegistry:
             starts=_without(self._state.starts, call.instance_id),
             to_end={
                 **self._state.to_end,
-                call.instance_id: Removal(reason=call.reason, stop_engines=call.stop_engines),
+                call.instance_id: InstanceRemoval(reason=call.reason, stop_engines=call.stop_engines),
             },
             ending={**self._state.ending, call.instance_id: known.managers},
         )

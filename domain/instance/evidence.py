@@ -335,7 +335,7 @@ def from_operator(rank: int, status: EngineStatus, received_at: float) -> Report
     return Report(rank=rank, status=status, source=EntrySource.OPERATOR, received_at=received_at, entry=entry)
 
 
-def from_look(looked: Mapping[int, RankEntry], received_at: float) -> tuple[Report, ...]:
+def from_entries(looked: Mapping[int, RankEntry], received_at: float) -> tuple[Report, ...]:
     """Entries that somebody looked up through the NodeManagers: a round's last look, or a fresh one.
 
     An entry with sequence 0 was never numbered; it is ordered by `received_at`.

@@ -13,7 +13,7 @@ lost. The NodeManagers' journals, EventPusher and the Coordinators know what hap
 """
 
 from domain.instance.decision import DecisionReason
-from domain.instance.evidence import from_look
+from domain.instance.evidence import from_entries
 from domain.instance.state import InstanceState, Life
 from domain.messages.fault_manager import FreshLookResult, JournalsResult
 
@@ -44,7 +44,9 @@ def after_journals(state: InstanceState, journals: JournalsResult, looked: Fresh
     if settled and state.view_revision == 0 and not state.dead_committed:
         return assemble(state)
     if settled and set(journals.published_ranks) == set(state.active):
-        evidence = state.evidence.known_ready(state.active).merge_all(from_look(looked.looked, now), state.dead_committed)
+        evidence = state.evidence.known_ready(state.active).merge_all(
+            from_entries(looked.last_entries, now), state.dead_committed
+        )
         return state.but(evidence=evidence).serving(now)
     return state.but(life=Life.RUNNING).owing(DecisionReason.IN_DOUBT, _doubts(state, journals), now)
 

@@ -7,7 +7,7 @@ that reports which are still under way cannot start anything (design §3).
 
 from domain.engine import RankEntry
 from domain.instance.decision import DecisionReason
-from domain.instance.evidence import from_look
+from domain.instance.evidence import from_entries
 from domain.instance.state import REVISIONS_OF_A_STRATEGY, InstanceState, Life, PendingFinalize, RunningStrategy, ServingView
 from domain.messages.strategy import (
     FastRecoveryReport,
@@ -33,19 +33,19 @@ def after_round(state: InstanceState, strategy: RunningStrategy, report: RoundRe
         case RoundOutcome.SUCCEEDED:
             return _after_success(state, strategy, report, now)
         case RoundOutcome.ABANDONED if strategy.committed_at is None:
-            return back(looking(state, report.looked, now), strategy, now, abandoned=True)
+            return back(looking(state, report.last_entries, now), strategy, now, abandoned=True)
         case RoundOutcome.CANCELLED if strategy.committed_at is None and not report.withdrawn and state.owed is None:
-            return back(looking(state, report.looked, now), strategy, now)
+            return back(looking(state, report.last_entries, now), strategy, now)
         case _:
             why = failure("round", report.reason, report.detail, strategy)
             reason = still_ordered(state, DecisionReason.ROUND_FAILED)
             reseed = report.reason is RoundReason.GUARD_REFUSED
-            return looking(state, report.looked, now).but(reseed=state.reseed or reseed).owing(reason, why, now)
+            return looking(state, report.last_entries, now).but(reseed=state.reseed or reseed).owing(reason, why, now)
 
 
 def after_fast_recovery(state: InstanceState, strategy: RunningStrategy, report: FastRecoveryReport, now: float) -> InstanceState:
     """Nobody was removed: success serves as before, failure ends in a rebuild and never in a scale-down (I9)."""
-    state = looking(_after_transaction(state, strategy, report), report.looked, now)
+    state = looking(_after_transaction(state, strategy, report), report.last_entries, now)
     match report.outcome:
         case RoundOutcome.SUCCEEDED:
             view = published(strategy, report, state.active)
@@ -64,7 +64,7 @@ def after_fast_recovery(state: InstanceState, strategy: RunningStrategy, report:
 
 def after_reinference(state: InstanceState, strategy: RunningStrategy, report: ReinferenceReport, now: float) -> InstanceState:
     """The fault was tried once. Where it has not healed and engines show a fault, the rules judge that; else it failed."""
-    state = looking(state.but(stage_times=report.stage_times), report.looked, now)
+    state = looking(state.but(stage_times=report.stage_times), report.last_entries, now)
     if report.healed:
         return back(state, strategy, now)
     why = failure("token reinference", report.reason, report.detail, strategy)
@@ -116,7 +116,7 @@ def back(state: InstanceState, strategy: RunningStrategy, now: float, *, abandon
 def _after_success(state: InstanceState, strategy: RunningStrategy, report: RoundReport, now: float) -> InstanceState:
     """The survivors are the instance now. A view that not every Coordinator has acknowledged goes on being pushed."""
     committed = tuple(sorted({*state.dead_committed, *report.dead_committed}))
-    state = looking(state.but(dead_committed=committed), report.looked, strategy.committed_at or now)
+    state = looking(state.but(dead_committed=committed), report.last_entries, strategy.committed_at or now)
     if report.committed:
         view = published(strategy, report, state.active)
         state = state.but(view=view, last_error=None if view.confirmed else _UNCONFIRMED)
@@ -135,14 +135,14 @@ def after_rebuild(state: InstanceState, strategy: RunningStrategy, report: Rebui
     if not report.succeeded:
         why = failure("relaunch" if relaunch else "rebuild", report.reason, report.detail, strategy)
         reason = DecisionReason.RELAUNCH_FAILED if relaunch else DecisionReason.REBUILD_FAILED
-        return looking(state, report.looked, now).but(reseed=True).owing(still_ordered(state, reason), why, now)
+        return looking(state, report.last_entries, now).but(reseed=True).owing(still_ordered(state, reason), why, now)
     committed = state.dead_committed if relaunch else ()
     state = state.but(dead_committed=committed)
     view = published(strategy, report, state.active)
     past = f"{'relaunched' if relaunch else 'rebuilt'} because {strategy.why}" if strategy.why else None
     evidence = state.evidence.formed(report.engine_incarnations, state.active, now)
     started = state.but(
-        evidence=evidence.merge_all(from_look(report.looked, now), committed),
+        evidence=evidence.merge_all(from_entries(report.last_entries, now), committed),
         pending_finalize=(),
         absent_node_managers=(),
         lost_node_managers=(),
@@ -171,7 +171,7 @@ def failure(what: str, reason: object, detail: str, strategy: RunningStrategy) -
 
 
 def looking(state: InstanceState, looked: dict[int, RankEntry], looked_at: float) -> InstanceState:
-    return state.but(evidence=state.evidence.merge_all(from_look(looked, looked_at), state.dead_committed))
+    return state.but(evidence=state.evidence.merge_all(from_entries(looked, looked_at), state.dead_committed))
 
 
 def still_ordered(state: InstanceState, reason: DecisionReason) -> DecisionReason:

@@ -94,7 +94,7 @@ class ConflictReason(StrEnum):
     IDENTITY_CONFLICT = "IDENTITY_CONFLICT"  # other endpoints than the published ones, without a newer revision
 
 
-class StaleEntry(Tolerant):
+class StaleInstance(Tolerant):
     """An entry that was overtaken: the Coordinator already knows revision `known`."""
 
     id: InstanceId
@@ -107,7 +107,7 @@ class RefreshOutcome(Tolerant):
 
     applied: tuple[InstanceId, ...] = ()
     unchanged: tuple[InstanceId, ...] = ()
-    stale: tuple[StaleEntry, ...] = ()
+    stale: tuple[StaleInstance, ...] = ()
 
 
 class RefreshReply(Tolerant):

@@ -95,9 +95,9 @@ class FreshLookCall(Strict):
 
 
 class FreshLookResult(Strict):
-    """`looked`: what was seen, per rank. `unreadable`: ranks whose NodeManager or engine gave no entry, and why."""
+    """`last_entries`: what was seen, per rank. `unreadable`: ranks whose NodeManager or engine gave no entry, and why."""
 
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    last_entries: dict[int, RankEntry] = Field(default_factory=dict)
     node_manager_incarnations: dict[str, str] = Field(default_factory=dict)
     unreadable: dict[int, str] = Field(default_factory=dict)
 
@@ -222,7 +222,7 @@ class NodeManagerWord(Strict):
     received_at: float | None = None
 
 
-class Removal(Strict):
+class InstanceRemoval(Strict):
     """Signal `terminate` to a FaultManager."""
 
     reason: str = ""

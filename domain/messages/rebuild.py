@@ -24,9 +24,9 @@ class EnginesReadyCall(Strict):
 
 
 class EnginesReadyResult(Strict):
-    """`waiting`: the ranks that were not ready at the deadline, and why (empty: all are). `looked`: the last entries."""
+    """`waiting`: the ranks that were not ready at the deadline, and why (empty: all are). `last_entries`: the last entries."""
 
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    last_entries: dict[int, RankEntry] = Field(default_factory=dict)
     waiting: dict[int, str] = Field(default_factory=dict)
 
 

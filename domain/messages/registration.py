@@ -92,7 +92,7 @@ class RegisterRequest(PodRegistration):
         return PodRegistration.model_validate(self.model_dump(include=set(PodRegistration.model_fields)))
 
 
-class Hold(StrEnum):
+class HoldReason(StrEnum):
     """Why a Pod must not start engines of its own accord."""
 
     COMMITTED = "COMMITTED"  # every rank of it was removed
@@ -114,6 +114,6 @@ class RegisterReply(Tolerant):
     master_dp_ip: Host | None = None
     dp_master_port: Port
     hold: StrictBool
-    hold_reason: Hold | None = None
+    hold_reason: HoldReason | None = None
     waiting_for: tuple[Count, ...] = ()
     fault_tolerance_config: FtPacing | None = None

@@ -11,7 +11,7 @@ from pydantic import Field
 from domain.engine import Instruction
 from domain.model import Generation, InstanceId, Rank, RequestId, Revision, Said, Strict
 from domain.topology import NodeManagerAddress, Topology
-from domain.watch import Observation, Question, Watch
+from domain.watch import Question, Watch, WatchStanding
 
 
 class PeerRefusal(Strict):
@@ -51,7 +51,7 @@ class GuardResult(Strict):
     unreachable: tuple[PeerRefusal, ...] = ()
 
 
-class LookCall(Strict):
+class WatchCall(Strict):
     """Look at engines through their NodeManagers until the watch ends, or until `deadline_at` (`once`: one sweep).
 
     A sweep is made at least once, also after the deadline: nothing is called timed out without a last look.
@@ -68,11 +68,11 @@ class LookCall(Strict):
     lease: Lease
 
 
-class LookResult(Strict):
+class WatchResult(Strict):
     """The last observation and the watch as it stood then. `lost_guard`: a renewal was refused; the Pod is someone else's."""
 
     watch: Watch
-    observation: Observation
+    observation: WatchStanding
     sweeps: int
     lost_guard: PeerRefusal | None = None
 

@@ -192,7 +192,7 @@ class RoundReason(StrEnum):
 class TransactionReport(Strict):
     """How a round or a fast recovery ended, for the FaultManager and for people.
 
-    `applied`: the HTTP status with which each engine took the command (None: not learnt). `looked`: the last entry seen per
+    `applied`: the HTTP status with which each engine took the command (None: not learnt). `last_entries`: the last entry seen per
     rank, merged before the next decision, so that older reports which are still under way start nothing. `stage_times` are
     seconds. `refusals`: the peers by whose no, or silence, it ended. What `detail` says is for people alone.
     """
@@ -210,7 +210,7 @@ class TransactionReport(Strict):
     view_revision: Revision = 0
     applied: dict[int, int | None] = Field(default_factory=dict)
     pending_finalize: tuple[str, ...] = ()
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    last_entries: dict[int, RankEntry] = Field(default_factory=dict)
     stage_times: dict[str, float] = Field(default_factory=dict)
 
 
@@ -228,7 +228,7 @@ class RoundReport(TransactionReport):
 class FastRecoveryReport(TransactionReport):
     """The end of a fast recovery. FAILED → reconfiguration, never a scale-down (I9).
 
-    ABANDONED: before anything was withdrawn or sent, a rank turned out dead; `looked` is the evidence to decide with anew.
+    ABANDONED: before anything was withdrawn or sent, a rank turned out dead; `last_entries` is the evidence to decide with anew.
     `recovered`: the ranks that serve again. `gate`: the codes of `domain.round.gate.retry_gate`.
     """
 
@@ -264,7 +264,7 @@ class RebuildReport(Strict):
     serving_published: bool = False
     view_revision: Revision = 0
     engine_incarnations: dict[int, str] = Field(default_factory=dict)
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    last_entries: dict[int, RankEntry] = Field(default_factory=dict)
     stage_times: dict[str, float] = Field(default_factory=dict)
 
     @property
@@ -303,7 +303,7 @@ class ReinferenceReport(Strict):
     healed: bool
     reason: ReinferenceReason
     detail: str = ""
-    looked: dict[int, RankEntry] = Field(default_factory=dict)
+    last_entries: dict[int, RankEntry] = Field(default_factory=dict)
     stage_times: dict[str, float] = Field(default_factory=dict)
 
     @property

@@ -42,7 +42,7 @@ S = TypeVar("S", bound=PodStanding)
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Fences:
     """What the rules look at: the fences, and the transaction of the command's own request id."""
 
     highest_generation: int
@@ -51,7 +51,7 @@ class Ledger:
     engine_recovery_timeout_sec: float
 
     @classmethod
-    def of(cls, standing: PodStanding, transaction: Transaction | None, engine_recovery_timeout_sec: float) -> "Ledger":
+    def of(cls, standing: PodStanding, transaction: Transaction | None, engine_recovery_timeout_sec: float) -> "Fences":
         return cls(standing.highest_generation, standing.guard, transaction, engine_recovery_timeout_sec)
 
     def known(self, request_id: str) -> Transaction:
@@ -122,7 +122,7 @@ class Repeated:
     verdict: Verdict
 
 
-def decide_guard(request: GuardRequest, ledger: Ledger, now: BootTime) -> Granted | Refusal:
+def decide_guard(request: GuardRequest, ledger: Fences, now: BootTime) -> Granted | Refusal:
     """May this id own the Pod, or go on owning it?"""
     transaction = ledger.known(request.request_id)
     if transaction.verdict is not None:
@@ -160,7 +160,7 @@ def taken_over(displaced: Transaction, granted: Granted) -> Transaction:
 
 
 def decide_apply(
-    request: ApplyRequest, ledger: Ledger, now: BootTime, *, in_flight: bool, unavailable: Mapping[int, Refusal]
+    request: ApplyRequest, ledger: Fences, now: BootTime, *, in_flight: bool, unavailable: Mapping[int, Refusal]
 ) -> Begin | Join | Replay | Refusal:
     """May the engines be called, or were they already? `unavailable`: why an endpoint of this request cannot be called."""
     transaction = ledger.known(request.request_id)
@@ -209,7 +209,7 @@ def after_calls(intent: ApplyRecord, ends: Mapping[int, CallEnd], engines: Mappi
     return intent.model_copy(update={"outcome": outcome, "engines": told, "message": why})
 
 
-def decide_finalize(request: FinalizeRequest, ledger: Ledger) -> Settle | Repeated | Refusal:
+def decide_finalize(request: FinalizeRequest, ledger: Fences) -> Settle | Repeated | Refusal:
     """May this verdict be recorded? An abort always may: under its own id it can only end what nobody else owns."""
     transaction = ledger.known(request.request_id)
     verdict = Verdict.COMMITTED if request.commit else Verdict.ABORTED
@@ -314,7 +314,7 @@ def _verdict_known(transaction: Transaction) -> Refusal:
     return Refusal(NodeManagerReason.VERDICT_KNOWN, f"{transaction.request_id} was {transaction.verdict} already")
 
 
-def _old_generation(generation: int | None, ledger: Ledger) -> Refusal:
+def _old_generation(generation: int | None, ledger: Fences) -> Refusal:
     refusal = old_generation(generation, ledger.highest_generation)
     assert refusal is not None
     return refusal

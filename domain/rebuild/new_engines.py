@@ -127,7 +127,7 @@ class _NewEngines:
             serving_published=self._published,
             view_revision=self._ledger.view_revision,
             engine_incarnations=self._engines,
-            looked=self._ledger.looked,
+            last_entries=self._ledger.last_entries,
             stage_times=self._ledger.stage_times,
         )
 
@@ -236,8 +236,8 @@ class _NewEngines:
             )
         )
         self._check_stop()
-        self._ledger.looked.update(result.looked)
-        known = {rank: entry.incarnation for rank, entry in result.looked.items() if entry.incarnation}
+        self._ledger.last_entries.update(result.last_entries)
+        known = {rank: entry.incarnation for rank, entry in result.last_entries.items() if entry.incarnation}
         self._engines = {**self._engines, **known}
         return result.waiting
 

@@ -44,7 +44,7 @@ async def run_reinference(order: ReinferenceOrder, ports: ReinferencePorts) -> R
         healed=reason is ReinferenceReason.HEALED,
         reason=reason,
         detail=detail,
-        looked=wait.ledger.looked,
+        last_entries=wait.ledger.last_entries,
         stage_times=wait.ledger.stage_times,
     )
 
@@ -78,7 +78,7 @@ class _Wait:
             stop = self._ports.stop_requested()
             if stop is not None:
                 return ReinferenceReason.CANCELLED, f"stopped: {stop}"
-            died = sorted(rank for rank, entry in self.ledger.looked.items() if _is_gone(entry))
+            died = sorted(rank for rank, entry in self.ledger.last_entries.items() if _is_gone(entry))
             if died:
                 return ReinferenceReason.RANK_DIED, f"ranks {died} are gone"
             if not waiting:
@@ -109,7 +109,7 @@ class _Wait:
                 deadline_at=deadline_at,
             )
         )
-        self.ledger.looked.update(result.looked)
+        self.ledger.last_entries.update(result.last_entries)
         return result.waiting
 
     def _say(self, detail: str) -> None:

@@ -21,7 +21,7 @@ from domain.round.ledger import TransactionLedger, TransactionStopped
 from domain.round.transaction import TransactionPorts
 from domain.runtime import FtPhase
 from domain.strategy import LedgerPorts
-from domain.watch import LookVerdict, RecoveredWatch, RetryReadyWatch, questions
+from domain.watch import RecoveredWatch, RetryReadyWatch, WatchState, questions
 
 
 class FastRecoveryLedger(TransactionLedger[FastRecoveryOrder]):
@@ -63,7 +63,7 @@ async def run_fast_recovery(order: FastRecoveryOrder, ports: TransactionPorts) -
     await transaction.finalize(ledger, ports)
     await transaction.publish(ledger, ports)
     await transaction.finalize_the_late(ledger, ports)
-    return ledger.report(RoundOutcome.SUCCEEDED, RoundReason.RECOVERED, ledger.last_observed)
+    return ledger.report(RoundOutcome.SUCCEEDED, RoundReason.RECOVERED, ledger.last_detail)
 
 
 def admit(ledger: FastRecoveryLedger) -> None:
@@ -90,8 +90,8 @@ async def until_stable(ledger: FastRecoveryLedger, ports: TransactionPorts, watc
     deadline_at = ledger.deadline(ledger.config.request_timeout_sec)  # for one who cannot be read just now
     verdict = await transaction.look(ledger, ports, watch, deadline_at, once=False)
     ledger.stage_done("stable")
-    if verdict is not LookVerdict.DONE:
-        raise TransactionStopped(RoundReason.RELAPSED, ledger.last_observed)
+    if verdict is not WatchState.DONE:
+        raise TransactionStopped(RoundReason.RELAPSED, ledger.last_detail)
 
 
 async def abort(ledger: FastRecoveryLedger, stop: TransactionStopped, ports: TransactionPorts) -> FastRecoveryReport:

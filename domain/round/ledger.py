@@ -61,7 +61,7 @@ class TransactionLedger(StrategyLedger[T_co], ABC):
         self.unreachable: set[NodeManagerAddress] = set()
         self.guard_attempted: tuple[NodeManagerAddress, ...] = ()
         self.applied: dict[int, int | None] = {}
-        self.last_observed = ""
+        self.last_detail = ""
         self.refusals: tuple[PeerRefusal, ...] = ()
         self.withdrawn = False
         self.committed = False
@@ -93,7 +93,7 @@ class TransactionLedger(StrategyLedger[T_co], ABC):
 
     def note(self, watch: Watch) -> None:
         """What a look has seen."""
-        self.looked.update(watch.entries)
+        self.last_entries.update(watch.entries)
         if not isinstance(watch, RecoveredWatch):
             self.watch = watch
 
@@ -139,7 +139,7 @@ class TransactionLedger(StrategyLedger[T_co], ABC):
             view_revision=self.view_revision,
             applied=self.applied,
             pending_finalize=tuple(sorted(set(map(str, self.pending_finalize)))),
-            looked=dict(self.looked),
+            last_entries=dict(self.last_entries),
             stage_times=self.stage_times,
         )
 

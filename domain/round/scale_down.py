@@ -51,7 +51,7 @@ async def run_round(order: RoundOrder, ports: RoundPorts) -> RoundReport:
     await commit(ledger, ports)
     await publish(ledger, ports)
     await transaction.finalize_the_late(ledger, ports)
-    return ledger.report(RoundOutcome.SUCCEEDED, RoundReason.COMMITTED, ledger.last_observed)
+    return ledger.report(RoundOutcome.SUCCEEDED, RoundReason.COMMITTED, ledger.last_detail)
 
 
 def admit(ledger: RoundLedger) -> None:

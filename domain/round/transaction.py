@@ -23,20 +23,20 @@ from domain.messages.round import (
     FinalizeResult,
     GuardCall,
     GuardResult,
-    LookCall,
-    LookResult,
     ViewResult,
+    WatchCall,
+    WatchResult,
 )
 from domain.messages.strategy import RoundOutcome, RoundReason, TransactionOrder
 from domain.round.ledger import TransactionLedger, TransactionStopped
 from domain.runtime import FtPhase
 from domain.strategy import StrategyPorts, listed
 from domain.topology import NodeManagerAddress
-from domain.watch import LookReason, LookVerdict, RecoveredWatch, Watch
+from domain.watch import RecoveredWatch, Watch, WatchReason, WatchState
 
 T = TypeVar("T")
 
-Ledger = TransactionLedger[TransactionOrder]
+AnyLedger = TransactionLedger[TransactionOrder]
 
 
 class TransactionPorts(StrategyPorts, Protocol):
@@ -44,14 +44,14 @@ class TransactionPorts(StrategyPorts, Protocol):
 
     async def guard(self, call: GuardCall) -> GuardResult: ...
 
-    async def look(self, call: LookCall) -> LookResult: ...
+    async def look(self, call: WatchCall) -> WatchResult: ...
 
     async def apply(self, call: ApplyCall) -> ApplyResult: ...
 
     async def finalize(self, call: FinalizeCall) -> FinalizeResult: ...
 
 
-async def guard_all(ledger: Ledger, ports: TransactionPorts) -> None:
+async def guard_all(ledger: AnyLedger, ports: TransactionPorts) -> None:
     """Own every participant, headless members and dead-only Pods included."""
     ledger.check_stop()
     must, dead_only = ledger.participants()
@@ -78,19 +78,19 @@ async def guard_all(ledger: Ledger, ports: TransactionPorts) -> None:
         raise TransactionStopped.by_peers(RoundReason.GUARD_UNREACHABLE, result.unreachable, otherwise)
 
 
-async def until_ready(ledger: Ledger, ports: TransactionPorts, waiting: FtPhase) -> None:
+async def until_ready(ledger: AnyLedger, ports: TransactionPorts, waiting: FtPhase) -> None:
     """Looks until the engines take an instruction. `waiting` is the phase to report where they do not do so at once."""
     deadline_at, late = _ready_deadline(ledger, ports.now())
     verdict = await look(ledger, ports, ledger.watch, deadline_at, once=True)
-    if verdict is LookVerdict.WAIT:
-        ledger.say(waiting, ledger.last_observed)
+    if verdict is WatchState.WAIT:
+        ledger.say(waiting, ledger.last_detail)
         verdict = await look(ledger, ports, ledger.watch, deadline_at, once=False)
     ledger.stage_done("apply_ready")
-    if verdict is LookVerdict.WAIT:
-        raise TransactionStopped(late, ledger.last_observed)
+    if verdict is WatchState.WAIT:
+        raise TransactionStopped(late, ledger.last_detail)
 
 
-async def withdraw(ledger: Ledger, ports: TransactionPorts) -> None:
+async def withdraw(ledger: AnyLedger, ports: TransactionPorts) -> None:
     """No Coordinator routes to the instance any more, or the transaction ends before apply."""
     ledger.check_stop()
     ledger.view_revision = ledger.order.view_revision + 1
@@ -101,7 +101,7 @@ async def withdraw(ledger: Ledger, ports: TransactionPorts) -> None:
         raise TransactionStopped.by_peers(RoundReason.WITHDRAW_UNCONFIRMED, result.refusals)
 
 
-def instruct(ledger: Ledger, instruction: Instruction) -> ApplyCall:
+def instruct(ledger: AnyLedger, instruction: Instruction) -> ApplyCall:
     """The call that sends an instruction without parameters to every survivor."""
     return ApplyCall(
         request_id=ledger.order.request_id,
@@ -115,7 +115,7 @@ def instruct(ledger: Ledger, instruction: Instruction) -> ApplyCall:
     )
 
 
-async def apply_once(ledger: Ledger, ports: TransactionPorts, call: ApplyCall) -> None:
+async def apply_once(ledger: AnyLedger, ports: TransactionPorts, call: ApplyCall) -> None:
     """The one apply. Whatever is re-sent, each engine is called at most once per request id (I1)."""
     try:
         result = await ports.apply(call)
@@ -131,7 +131,7 @@ async def apply_once(ledger: Ledger, ports: TransactionPorts, call: ApplyCall) -
         raise TransactionStopped.by_peers(RoundReason.APPLY_UNKNOWN, result.unknown, otherwise)
 
 
-def recovered_watch(ledger: Ledger) -> RecoveredWatch:
+def recovered_watch(ledger: AnyLedger) -> RecoveredWatch:
     """The wait for the engines that are ready now to be healthy with nothing pending."""
     return RecoveredWatch(
         survivors=ledger.survivor_groups,
@@ -140,15 +140,15 @@ def recovered_watch(ledger: Ledger) -> RecoveredWatch:
     )
 
 
-async def until_recovered(ledger: Ledger, ports: TransactionPorts, watch: RecoveredWatch) -> None:
+async def until_recovered(ledger: AnyLedger, ports: TransactionPorts, watch: RecoveredWatch) -> None:
     """Every survivor is healthy and has nothing pending."""
     verdict = await look(ledger, ports, watch, ledger.deadline(ledger.config.execution_deadline_sec), once=False)
     ledger.stage_done("recover")
-    if verdict is LookVerdict.WAIT:
-        raise TransactionStopped(RoundReason.NOT_RECOVERED_IN_TIME, ledger.last_observed)
+    if verdict is WatchState.WAIT:
+        raise TransactionStopped(RoundReason.NOT_RECOVERED_IN_TIME, ledger.last_detail)
 
 
-async def verify(ledger: Ledger, ports: TransactionPorts) -> None:
+async def verify(ledger: AnyLedger, ports: TransactionPorts) -> None:
     """One completion on each survivor ▲. The end of this step is the commit point: never roll back below it."""
     if ledger.config.verify_inference:
         ledger.check_stop()
@@ -161,7 +161,7 @@ async def verify(ledger: Ledger, ports: TransactionPorts) -> None:
     ledger.committed = True
 
 
-async def abort(ledger: Ledger, stop: TransactionStopped, ports: TransactionPorts) -> str:
+async def abort(ledger: AnyLedger, stop: TransactionStopped, ports: TransactionPorts) -> str:
     """Gives the verdict "aborted" wherever a guard was attempted; whoever cannot be reached lets it expire.
 
     Returns the stop's detail, with what went wrong with the abort.
@@ -181,29 +181,29 @@ async def abort(ledger: Ledger, stop: TransactionStopped, ports: TransactionPort
     return detail
 
 
-async def finalize(ledger: Ledger, ports: TransactionPorts) -> None:
+async def finalize(ledger: AnyLedger, ports: TransactionPorts) -> None:
     """Commits at every participant, for no longer than a request may take: publishing does not wait for the late ones."""
     await _finalize(ledger, ports, ledger.lease().managers, ledger.config.request_timeout_sec)
     ledger.pending_finalize.extend(ledger.absent)
     ledger.stage_done("finalize")
 
 
-async def publish(ledger: Ledger, ports: TransactionPorts) -> None:
+async def publish(ledger: AnyLedger, ports: TransactionPorts) -> None:
     """The survivors are routed to again. Where that cannot be confirmed, the FaultManager goes on pushing.
 
     While an L3 isolation stands the view stays withdrawn: the FaultManager publishes when it was cleared.
     """
     if ledger.order.isolated:
-        ledger.last_observed = "an L3 isolation stands: the view stays withdrawn"
+        ledger.last_detail = "an L3 isolation stands: the view stays withdrawn"
         return
     ledger.view_revision = ledger.order.view_revision + 2
     result = await unless_failing(ports.push_view(ledger.view_call(ledger.survivors)), ViewResult(confirmed=False))
     ledger.published = result.confirmed
-    ledger.last_observed = "" if result.confirmed else f"the view is not confirmed: {listed(result.refusals)}"
+    ledger.last_detail = "" if result.confirmed else f"the view is not confirmed: {listed(result.refusals)}"
     ledger.stage_done("publish")
 
 
-async def finalize_the_late(ledger: Ledger, ports: TransactionPorts) -> None:
+async def finalize_the_late(ledger: AnyLedger, ports: TransactionPorts) -> None:
     """Survivors' NodeManagers that did not finalize before ADD get the rest of finalize_deadline_sec."""
     late = tuple(manager for manager in ledger.pending_finalize if manager not in ledger.absent)
     if late:
@@ -212,18 +212,20 @@ async def finalize_the_late(ledger: Ledger, ports: TransactionPorts) -> None:
         ledger.stage_done("finalize_late")
 
 
-async def _finalize(ledger: Ledger, ports: TransactionPorts, managers: tuple[NodeManagerAddress, ...], within_sec: float) -> None:
+async def _finalize(
+    ledger: AnyLedger, ports: TransactionPorts, managers: tuple[NodeManagerAddress, ...], within_sec: float
+) -> None:
     """Commits at these NodeManagers; who did not take it is left in `pending_finalize`."""
     call = _finalize_call(ledger, managers, commit=True, within_sec=within_sec)
     result = await unless_failing(ports.finalize(call), FinalizeResult(pending=managers))
     ledger.pending_finalize.extend(manager for manager in managers if manager not in result.done)
 
 
-async def look(ledger: Ledger, ports: TransactionPorts, watch: Watch, deadline_at: float, *, once: bool) -> LookVerdict:
+async def look(ledger: AnyLedger, ports: TransactionPorts, watch: Watch, deadline_at: float, *, once: bool) -> WatchState:
     """One look; its findings go to the ledger. Raises `TransactionStopped` on every verdict but `DONE` and `WAIT`."""
     ledger.check_stop()
     result = await ports.look(
-        LookCall(
+        WatchCall(
             instance_id=ledger.order.instance_id,
             request_id=ledger.order.request_id,
             generation=ledger.order.generation,
@@ -236,23 +238,23 @@ async def look(ledger: Ledger, ports: TransactionPorts, watch: Watch, deadline_a
         )
     )
     observation = result.observation
-    ledger.last_observed = observation.detail
+    ledger.last_detail = observation.detail
     ledger.note(result.watch)
     if result.lost_guard is not None:
         raise TransactionStopped.by_peers(RoundReason.GUARD_LOST, (result.lost_guard,))
-    if observation.verdict is LookVerdict.ABANDONED:
-        reason = _LOOK_REASONS[observation.reason or LookReason.FALSE_ALARM]
+    if observation.verdict is WatchState.ABANDONED:
+        reason = _WATCH_REASONS[observation.reason or WatchReason.FALSE_ALARM]
         raise TransactionStopped(reason, observation.detail, RoundOutcome.ABANDONED)
-    if observation.verdict is LookVerdict.FAILED:
-        raise TransactionStopped(_LOOK_REASONS[observation.reason or LookReason.ENGINE_FAILED], observation.detail)
+    if observation.verdict is WatchState.FAILED:
+        raise TransactionStopped(_WATCH_REASONS[observation.reason or WatchReason.ENGINE_FAILED], observation.detail)
     ledger.check_stop()
     return observation.verdict
 
 
-_LOOK_REASONS = {reason: RoundReason(reason.value) for reason in LookReason}
+_WATCH_REASONS = {reason: RoundReason(reason.value) for reason in WatchReason}
 
 
-def _ready_deadline(ledger: Ledger, now: float) -> tuple[float, RoundReason]:
+def _ready_deadline(ledger: AnyLedger, now: float) -> tuple[float, RoundReason]:
     """When the wait for readiness ends, and what it then means (design §4, step 5).
 
     Engines exit by themselves `engine_recovery_timeout_sec` after their own fault, and an apply does not extend it: half an
@@ -268,7 +270,7 @@ def _ready_deadline(ledger: Ledger, now: float) -> tuple[float, RoundReason]:
 
 
 def _finalize_call(
-    ledger: Ledger, managers: tuple[NodeManagerAddress, ...], *, commit: bool, within_sec: float | None = None
+    ledger: AnyLedger, managers: tuple[NodeManagerAddress, ...], *, commit: bool, within_sec: float | None = None
 ) -> FinalizeCall:
     return FinalizeCall(
         request_id=ledger.order.request_id,

@@ -33,13 +33,13 @@ from domain.messages.round import (
     FinalizeResult,
     GuardCall,
     GuardResult,
-    LookCall,
-    LookResult,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
+    WatchCall,
+    WatchResult,
 )
 from domain.messages.strategy import RoundOrder, RoundReport, StepReport
 from domain.round.scale_down import run_round
@@ -81,7 +81,7 @@ class BarePorts:
     async def guard(self, call: GuardCall) -> GuardResult:
         return await _run(self._managers.guard, call)
 
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         return await _run(self._managers.look, call)
 
     async def apply(self, call: ApplyCall) -> ApplyResult:

@@ -32,7 +32,7 @@ from domain.messages.node_manager import (
 )
 from domain.pod.fence import (
     Begin,
-    Ledger,
+    Fences,
     Refusal,
     Repeated,
     after_calls,
@@ -217,7 +217,7 @@ class LightPod:
         return Answer({"engines": engines, "node_manager_incarnation": self.incarnation})
 
     def _guard(self, request: GuardRequest) -> Answer:
-        granted = decide_guard(request, self._ledger(request.request_id), _now())
+        granted = decide_guard(request, self._fences(request.request_id), _now())
         if isinstance(granted, Refusal):
             raise Refused(granted)
         displaced = self.transactions.get(granted.displaced) if granted.displaced is not None else None
@@ -229,7 +229,7 @@ class LightPod:
     def _apply(self, request: ApplyRequest) -> Answer:
         """The engines are states of this process: a call of one has its answer at once, and it is always 202."""
         self._named_once(request.endpoint_ids)
-        ledger, gone = self._ledger(request.request_id), self._unavailable(request.endpoint_ids)
+        ledger, gone = self._fences(request.request_id), self._unavailable(request.endpoint_ids)
         decision = decide_apply(request, ledger, _now(), in_flight=False, unavailable=gone)
         if isinstance(decision, Refusal):
             raise Refused(decision)
@@ -248,7 +248,7 @@ class LightPod:
         self._write(self.standing, transaction.model_copy(update={"apply": record}))
 
     def _finalize(self, request: FinalizeRequest) -> Answer:
-        decision = decide_finalize(request, self._ledger(request.request_id))
+        decision = decide_finalize(request, self._fences(request.request_id))
         if isinstance(decision, Refusal):
             raise Refused(decision)
         if isinstance(decision, Repeated):
@@ -326,8 +326,8 @@ class LightPod:
         self.lives += 1
         return Answer({"status": "stopping", "incarnation": incarnation})
 
-    def _ledger(self, request_id: str) -> Ledger:
-        return Ledger.of(self.standing, self.transactions.get(request_id), self.engine_recovery_timeout_sec)
+    def _fences(self, request_id: str) -> Fences:
+        return Fences.of(self.standing, self.transactions.get(request_id), self.engine_recovery_timeout_sec)
 
     def _write(self, standing: PodStanding, *transactions: Transaction) -> None:
         self.standing = standing

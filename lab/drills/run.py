@@ -24,7 +24,7 @@ from domain.errors import AutotomyError
 from lab.drills.drill import Drill
 from lab.drills.judge.every_drill import judge
 from lab.drills.outcome import DrillReport, Figures, PodStop
-from lab.drills.record import bundle, engine_log, sighting_log, view_log
+from lab.drills.record import bundle, engine_log, entry_log, view_log
 from lab.drills.record.completions import ask_each
 from lab.drills.record.engine_log import read_lives
 from lab.drills.record.events import DrillEvent, DrillEventKind, OnDrillEvent, ignore
@@ -200,16 +200,14 @@ class _Run:
             addresses.temporal_address, addresses.temporal_namespace, self.directory / "histories"
         )
         lives = read_lives(stack.run_dir.engine_logs)
-        sightings = [
-            sighting
-            for manager in addresses.node_managers
-            for sighting in sighting_log.read_sightings(manager.name, Path(manager.log_file))
+        entries = [
+            entry for manager in addresses.node_managers for entry in entry_log.read_entries(manager.name, Path(manager.log_file))
         ]
         view_lines = {
             place.name: view_log.read_view_log(Path(place.view_log), stack.spec.instance_id) for place in addresses.coordinators
         }
         self.timeline.extend(engine_log.marks(engine_log.all_lines(lives)))
-        self.timeline.extend(sighting_log.marks(sightings))
+        self.timeline.extend(entry_log.marks(entries))
         for name, lines in view_lines.items():
             self.timeline.extend(view_log.marks(name, lines))
         return Evidence(
@@ -219,7 +217,7 @@ class _Run:
             ended_at=time.monotonic(),
             lives=lives,
             view_lines=view_lines,
-            sightings=sightings,
+            entries=entries,
             polled=[*observer.events, *observer.sources()],
             journals=dict(observer.journals),
             ft_refused=dict(observer.ft_refused),

@@ -308,7 +308,7 @@ async def test_a_fresh_look_tells_what_it_saw_and_what_it_could_not_see() -> Non
         await instance.pods[0].vanish()
         questions = tuple(Question(manager=pod.address, ranks=pod.ranks) for pod in instance.pods)
         result = await run(activities.fresh_look, FreshLookCall(questions=questions, request_timeout_sec=PEER_TIMEOUT_SEC))
-        assert result.looked.keys() == {2, 3}
+        assert result.last_entries.keys() == {2, 3}
         assert result.unreadable.keys() == {0, 1}
         pod = instance.pods[1]
         assert result.node_manager_incarnations == {str(pod.address): pod.incarnation}

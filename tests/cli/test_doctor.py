@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli import doctor
-from cli.doctor import Verdict, controller_address, temporal_address
+from cli.doctor import Grade, controller_address, temporal_address
 from lab.stack.record import StackAddresses
 from service.settings import load_settings
 from tests.listening import free_port
@@ -51,4 +51,4 @@ def test_whoever_is_named_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_nobody_there_is_said_without_the_kernels_number() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     found = doctor._controller(url)
-    assert (found.verdict, found.detail) == (Verdict.NOTE, f"nobody answers at {url} (Connection refused)")
+    assert (found.verdict, found.detail) == (Grade.NOTE, f"nobody answers at {url} (Connection refused)")

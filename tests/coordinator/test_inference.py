@@ -176,7 +176,7 @@ async def test_an_answer_that_breaks_off_is_cut_not_completed(head: bytes) -> No
         await running.push("set", entry(7, {0: port}, 1, ip="127.0.0.1"))
         with pytest.raises(httpx.RemoteProtocolError):
             await running.complete()
-        await eventually(lambda: running.in_flight() == {0: 0}, "the seat is given back")
+        await eventually(lambda: running.in_flight() == {0: 0}, "the slot is given back")
 
 
 async def test_a_silent_engine_is_given_up_after_the_silence_timeout(four: list[Engine]) -> None:
@@ -193,7 +193,7 @@ async def test_a_client_that_hangs_up_cancels_the_engines_work(running: RunningC
     with pytest.raises(httpx.ReadTimeout):
         await running.inference.post("/v1/completions", json={"model": MODEL}, timeout=httpx.Timeout(5, read=0.3))
     assert four[0].requests
-    await eventually(lambda: running.in_flight()[0] == 0, "the seat is given back")
+    await eventually(lambda: running.in_flight()[0] == 0, "the slot is given back")
 
 
 async def test_a_client_that_leaves_a_stream_cancels_it(running: RunningCoordinator, four: list[Engine]) -> None:
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_a_stream_cancels_it(running: RunningCoordina
         engine.next_chunk.release()
         await asyncio.wait_for(anext(reply.aiter_bytes()), 5)
     await asyncio.wait_for(engine.cancelled.wait(), 5)
-    await eventually(lambda: running.in_flight()[engine.rank] == 0, "the seat is given back")
+    await eventually(lambda: running.in_flight()[engine.rank] == 0, "the slot is given back")
 
 
 async def test_before_a_set_nothing_is_routed(four: list[Engine]) -> None:

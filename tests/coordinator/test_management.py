@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from domain.messages.coordinator import ConflictReason, CoordinatorView, RefreshConflictReply, RefreshReply, StaleEntry
+from domain.messages.coordinator import ConflictReason, CoordinatorView, RefreshConflictReply, RefreshReply, StaleInstance
 from tests.coordinator.factories import body, entry
 from tests.coordinator.harness import LIFE, RunningCoordinator, coordinator
 
@@ -26,7 +26,7 @@ async def test_a_refresh_says_what_became_of_each_entry(running: RunningCoordina
         "status": "success",
         "data": {"applied": [9], "unchanged": [7], "stale": [{"id": 8, "revision": 3, "known": 5}]},
     }
-    assert RefreshReply.model_validate(answer).data.stale == (StaleEntry(id=8, revision=3, known=5),)
+    assert RefreshReply.model_validate(answer).data.stale == (StaleInstance(id=8, revision=3, known=5),)
 
 
 @pytest.mark.parametrize(

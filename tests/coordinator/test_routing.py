@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.routing import NoSeat, Router, Seat
+from coordinator.routing import NoSlot, Router, Slot
 from coordinator.view import Conflict, View, refresh
 from tests.coordinator.factories import MODEL, endpoint, entry, refresh_request
 
@@ -24,15 +24,15 @@ class Routed:
         self.view = result.view
         self.router.adopt(self.view)
 
-    def take(self, stack: ExitStack, model: str | None = MODEL, without: list[Seat] | None = None) -> Seat:
-        seat = stack.enter_context(self.router.take(model, [s.target for s in without or []]))
-        assert isinstance(seat, Seat)
-        return seat
+    def take(self, stack: ExitStack, model: str | None = MODEL, without: list[Slot] | None = None) -> Slot:
+        slot = stack.enter_context(self.router.take(model, [s.target for s in without or []]))
+        assert isinstance(slot, Slot)
+        return slot
 
-    def refusal(self, model: str | None = MODEL) -> NoSeat:
-        with self.router.take(model) as seat:
-            assert isinstance(seat, NoSeat)
-            return seat
+    def refusal(self, model: str | None = MODEL) -> NoSlot:
+        with self.router.take(model) as slot:
+            assert isinstance(slot, NoSlot)
+            return slot
 
 
 def test_idle_endpoints_take_turns() -> None:
@@ -61,7 +61,7 @@ def test_a_removed_endpoint_keeps_its_requests_and_gets_no_new_ones() -> None:
     routed = Routed(entry(7, [0, 1], 1))
     with ExitStack() as held:
         seats = [routed.take(held), routed.take(held)]
-        removed = next(seat for seat in seats if seat.target.rank == 1)
+        removed = next(slot for slot in seats if slot.target.rank == 1)
         routed.refresh("add", entry(7, [0], 2))
         assert not removed.still_routed
         assert {routed.take(held).target.rank for _ in range(10)} == {0}
@@ -74,9 +74,9 @@ def test_an_endpoint_that_comes_back_still_counts_what_is_on_it() -> None:
     with ExitStack() as held:
         seats = [routed.take(held), routed.take(held)]
         routed.refresh("del", entry(7, [], 2))
-        assert routed.refusal() is NoSeat.WITHDRAWN
+        assert routed.refusal() is NoSlot.WITHDRAWN
         routed.refresh("add", entry(7, [0, 1], 3))
-        assert all(seat.still_routed for seat in seats)
+        assert all(slot.still_routed for slot in seats)
         assert routed.router.loads == {(7, 0): 1, (7, 1): 1}
 
 
@@ -104,20 +104,20 @@ def test_tried_endpoints_are_left_out_until_none_is_left() -> None:
         second = routed.take(held, without=[first])
         assert first.target is not second.target
         with routed.router.take(MODEL, [first.target, second.target]) as nothing:
-            assert nothing is NoSeat.UNREACHABLE
+            assert nothing is NoSlot.UNREACHABLE
 
 
 @pytest.mark.parametrize(
     ("instances", "model", "reason"),
     [
-        ([], MODEL, NoSeat.UNKNOWN_MODEL),
-        ([], None, NoSeat.WITHDRAWN),
-        ([entry(7, [], 1)], MODEL, NoSeat.WITHDRAWN),
-        ([entry(7, [0], 1)], "other", NoSeat.UNKNOWN_MODEL),
+        ([], MODEL, NoSlot.UNKNOWN_MODEL),
+        ([], None, NoSlot.WITHDRAWN),
+        ([entry(7, [], 1)], MODEL, NoSlot.WITHDRAWN),
+        ([entry(7, [0], 1)], "other", NoSlot.UNKNOWN_MODEL),
     ],
 )
 def test_where_there_is_no_endpoint_the_reason_is_given(
-    instances: list[dict[str, Any]], model: str | None, reason: NoSeat
+    instances: list[dict[str, Any]], model: str | None, reason: NoSlot
 ) -> None:
     assert Routed(*instances).refusal(model) is reason
 
@@ -125,5 +125,5 @@ def test_where_there_is_no_endpoint_the_reason_is_given(
 def test_without_a_view_nothing_is_routed() -> None:
     router = Router()
     with router.take(MODEL) as nothing:
-        assert nothing is NoSeat.NO_VIEW
+        assert nothing is NoSlot.NO_VIEW
     assert not router.has_view

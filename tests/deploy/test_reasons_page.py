@@ -10,14 +10,14 @@ import pytest
 from domain.instance.situation import DecisionReason
 from domain.messages.strategy import ReconfigurationReason, ReinferenceReason, RoundReason
 from domain.round.gate import GateCode, RetryGateCode
-from domain.watch import LookReason
+from domain.watch import WatchReason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reasons.md").read_text(encoding="utf-8")
 
 SECTIONS: dict[str, tuple[type[StrEnum], ...]] = {
     "Decisions": (DecisionReason,),
     "Gate": (GateCode, RetryGateCode),
-    "Rounds and fast recoveries": (RoundReason, LookReason),
+    "Rounds and fast recoveries": (RoundReason, WatchReason),
     "Rebuilds and relaunches": (ReconfigurationReason,),
     "TokenReinference": (ReinferenceReason,),
 }

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from domain.engine import EntrySource
-from domain.hardware import observed_fault
+from domain.hardware import mapped_fault
 from domain.instance.decision import DecisionReason
 from domain.instance.learning import after_journals, assembled
 from domain.instance.state import InstanceState
@@ -89,7 +89,7 @@ class Faults(Life):
         level=st.sampled_from(["L1", "L2", "L3", "L5", "L6", "SomethingNew"]),
     )
     def hardware_fails(self, node: str, code: str, card: str, level: str) -> None:
-        fault = observed_fault(self.here.topology, node, code, card, level, self.now)
+        fault = mapped_fault(self.here.topology, node, code, card, level, self.now)
         self._hardware(self.here.evidence.hardware.report(fault))
 
     @precondition(lambda self: self.state is not None and self.state.evidence.hardware.faults)

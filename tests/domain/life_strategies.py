@@ -289,7 +289,7 @@ class Strategies(Life):
     def _fresh_look(self) -> FreshLookResult:
         """The engines say what they said before."""
         alive = (rank for rank in ALL_RANKS if rank not in self.removed)
-        return FreshLookResult(looked={rank: self.entry(rank, self.here.evidence.of(rank).status) for rank in alive})
+        return FreshLookResult(last_entries={rank: self.entry(rank, self.here.evidence.of(rank).status) for rank in alive})
 
     # Ends.
 
@@ -315,7 +315,7 @@ class Strategies(Life):
             dead_committed=removed,
             removed_dp_ranks=removed,
             survivors=survivors,
-            looked=self._looked(survivors, H),
+            last_entries=self._looked(survivors, H),
             **self._added(survivors, published),
         )
         assert set(removed) <= set(self.here.dead_committed)
@@ -331,7 +331,7 @@ class Strategies(Life):
     def the_round_is_abandoned(self) -> None:
         order = self._order()
         if isinstance(order, RoundOrder) and not self._withdrew():
-            self._end_round(RoundOutcome.ABANDONED, RoundReason.FALSE_ALARM, looked=self._looked(order.pending_ranks, H))
+            self._end_round(RoundOutcome.ABANDONED, RoundReason.FALSE_ALARM, last_entries=self._looked(order.pending_ranks, H))
 
     @runs(FastRecoveryOrder)
     @rule(published=st.booleans())
@@ -344,7 +344,7 @@ class Strategies(Life):
             RoundReason.RECOVERED,
             recovered=self.here.active,
             withdrawn=True,
-            looked=self._looked(self.here.active, H),
+            last_entries=self._looked(self.here.active, H),
             **self._added(self.here.active, published),
         )
 
@@ -353,13 +353,13 @@ class Strategies(Life):
     def the_fast_recovery_fails(self, reason: RoundReason, rank: int) -> None:
         """I9: also where the evidence would make a complete set by then."""
         self.must_rebuild = True
-        self._end_fast_recovery(RoundOutcome.FAILED, reason, withdrawn=self._withdrew(), looked=self._looked((rank,), D))
+        self._end_fast_recovery(RoundOutcome.FAILED, reason, withdrawn=self._withdrew(), last_entries=self._looked((rank,), D))
 
     @runs(FastRecoveryOrder)
     @rule(rank=st.sampled_from(ALL_RANKS))
     def the_fast_recovery_is_abandoned(self, rank: int) -> None:
         if not self._withdrew():
-            self._end_fast_recovery(RoundOutcome.ABANDONED, RoundReason.RANK_DIED, looked=self._looked((rank,), D))
+            self._end_fast_recovery(RoundOutcome.ABANDONED, RoundReason.RANK_DIED, last_entries=self._looked((rank,), D))
 
     @precondition(lambda self: self.state is not None and self.state.strategy is not None and self.state.strategy.stop_requested)
     @rule()
@@ -389,7 +389,7 @@ class Strategies(Life):
         changes = {
             **self._added(ranks, published),
             "engine_incarnations": {rank: self.engine(rank) for rank in ranks},
-            "looked": self._looked(ranks, H),
+            "last_entries": self._looked(ranks, H),
         }
         if relaunch:
             self._end_relaunch(ReconfigurationReason.RELAUNCHED, **changes)

@@ -20,27 +20,27 @@ from domain.messages.round import (
     FinalizeResult,
     GuardCall,
     GuardResult,
-    LookCall,
-    LookResult,
     PeerRefusal,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
+    WatchCall,
+    WatchResult,
 )
 from domain.messages.strategy import RoundOrder, RoundReport, StepReport
 from domain.round.scale_down import run_round
 from domain.runtime import FtPhase
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Topology
-from domain.watch import LookVerdict, Question, RecoveredWatch, Sight
+from domain.watch import Answer, Question, RecoveredWatch, WatchState
 
 REQUEST_ID = "scale-down-" + "0" * 31 + "1"
 BEGAN_AT = 1_000.0
 CAPABILITY = FtCapability(enabled=True, scale_down_supported=True, external_lb=True, eplb_enabled=True, num_redundant_experts=32)
 
 M = TypeVar("M", bound=BaseModel)
-Sweep = Callable[[Question], Sight]
+Sweep = Callable[[Question], Answer]
 
 
 def pod(number: int) -> NodeManagerAddress:
@@ -141,12 +141,12 @@ def sees(
     told = {entry.id: entry for entry in entries}
     gone, garbled, missing = set(unreachable), set(nonsense), set(left_out)
 
-    def answer(question: Question) -> Sight:
+    def answer(question: Question) -> Answer:
         if question.manager in gone:
-            return Sight(question=question, fault="unreachable", detail="timeout")
+            return Answer(question=question, fault="unreachable", detail="timeout")
         if garbled & set(question.ranks):
-            return Sight(question=question, fault="protocol", detail="ENGINE_PROTOCOL")
-        return Sight(question=question, entries=tuple(told[rank] for rank in question.ranks if rank not in missing))
+            return Answer(question=question, fault="protocol", detail="ENGINE_PROTOCOL")
+        return Answer(question=question, entries=tuple(told[rank] for rank in question.ranks if rank not in missing))
 
     return answer
 
@@ -176,7 +176,7 @@ class ScriptedPorts:
         self.scripted: dict[str, list[object]] = {}
         self.stop_at: str | None = None
         self.stopping = False
-        self.look_results: list[LookResult] = []
+        self.look_results: list[WatchResult] = []
         self.lost_guard: PeerRefusal | None = None
 
     def script(self, **results: object) -> "ScriptedPorts":
@@ -210,7 +210,7 @@ class ScriptedPorts:
     async def guard(self, call: GuardCall) -> GuardResult:
         return self._play("guard", call, GuardResult(guarded=(*call.must, *call.may_be_absent)))
 
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         name = "look_recovered" if isinstance(call.watch, RecoveredWatch) else "look_ready"
         script = self.before if name == "look_ready" else self.after
         self.calls.append((name, call))
@@ -221,11 +221,11 @@ class ScriptedPorts:
             watch, observation = watch.fold(tuple(sweep(question) for question in watch.questions()), self.clock)
             sweeps += 1
             self._stop_here(name)
-            over = call.once or observation.verdict is not LookVerdict.WAIT or self.stopping or self.lost_guard is not None
+            over = call.once or observation.verdict is not WatchState.WAIT or self.stopping or self.lost_guard is not None
             if over or self.clock >= call.deadline_at:
                 break
             self.clock = min(self.clock + call.poll_interval_sec, call.deadline_at)
-        result = LookResult(watch=watch, observation=observation, sweeps=sweeps, lost_guard=self.lost_guard)
+        result = WatchResult(watch=watch, observation=observation, sweeps=sweeps, lost_guard=self.lost_guard)
         self.look_results.append(result)
         return result
 

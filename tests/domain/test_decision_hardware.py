@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from domain.engine import EngineStatus
-from domain.hardware import HardwareEvidence, observed_fault
+from domain.hardware import HardwareEvidence, mapped_fault
 from domain.instance.decision import RULES, Action, Decision, DecisionReason, Rule, Situation, decide
 from domain.instance.evidence import Evidence
 from domain.instance.situation import Case
@@ -38,7 +38,7 @@ class Fault:
 def with_hardware(evidence: Evidence, *faults: Fault) -> Evidence:
     hardware = HardwareEvidence()
     for fault in faults:
-        told = observed_fault(on_nodes(), fault.node, fault.code, fault.npu, fault.level, fault.at)
+        told = mapped_fault(on_nodes(), fault.node, fault.code, fault.npu, fault.level, fault.at)
         hardware = hardware.report(told.model_copy(update={"handled": fault.handled}))
     return evidence.model_copy(update={"hardware": hardware})
 

@@ -11,7 +11,7 @@ from domain.instance.evidence import (
     Merge,
     Report,
     arrival,
-    from_look,
+    from_entries,
     from_motor,
     from_operator,
     from_pod,
@@ -163,7 +163,7 @@ def test_the_last_look_of_a_strategy_silences_reports_that_are_still_under_way()
         reports=(RankReport(engine_id=0, engine_status=2, engine_incarnation="e", sequence=5, source=EntrySource.ENGINE),),
     )
     looked = {0: RankEntry(id=0, status="healthy", incarnation="e", sequence=6)}
-    recovered = Evidence().merge_all([*from_pod(pod, T0), *from_look(looked, T0 + 2)], ())
+    recovered = Evidence().merge_all([*from_pod(pod, T0), *from_entries(looked, T0 + 2)], ())
     assert status(recovered, 0) is H
     again, merge = recovered.merge(from_pod(pod, T0 + 3)[0], ())
     assert merge is Merge.OLDER
@@ -171,7 +171,7 @@ def test_the_last_look_of_a_strategy_silences_reports_that_are_still_under_way()
 
 
 def test_a_look_overrules_unnumbered_reports_by_time() -> None:
-    looked = from_look({0: RankEntry(id=0, status="healthy", sequence=6)}, T0 + 2)
+    looked = from_entries({0: RankEntry(id=0, status="healthy", sequence=6)}, T0 + 2)
     assert status(told(report(0, U, T0), *looked), 0) is H
     assert status(told(*looked, report(0, D, T0 + 3)), 0) is D
 

@@ -143,7 +143,7 @@ class TestBeforeTheRetry:
         world = ports(sees(unhealthy(0), unhealthy(1), gone, unhealthy(3)))
         report = await played(world)
         assert (report.outcome, report.reason) == (RoundOutcome.ABANDONED, RoundReason.RANK_DIED)
-        assert report.looked[2].status == "dead"
+        assert report.last_entries[2].status == "dead"
         assert_not_applied(world)
         assert world.names[-1] == "abort"
 

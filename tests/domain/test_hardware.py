@@ -2,7 +2,7 @@
 
 import pytest
 
-from domain.hardware import FaultLevel, HardwareEvidence, HardwareFault, fault_level, isolating, map_fault, observed_fault
+from domain.hardware import FaultLevel, HardwareEvidence, HardwareFault, fault_level, isolating, map_fault, mapped_fault
 from domain.topology import Topology
 from tests.domain.instance_factories import T0, on_nodes
 
@@ -10,7 +10,7 @@ from tests.domain.instance_factories import T0, on_nodes
 def reported(
     level: str = "L5", npu: str = "Ascend910-0", at: float = T0, node: str = "node-0", code: str = "80E24E00"
 ) -> HardwareFault:
-    return observed_fault(on_nodes(), node, code, npu, level, at)
+    return mapped_fault(on_nodes(), node, code, npu, level, at)
 
 
 @pytest.mark.parametrize(

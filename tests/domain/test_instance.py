@@ -67,7 +67,7 @@ def round_end(order: RoundOrder, outcome: RoundOutcome = RoundOutcome.SUCCEEDED,
         "removed_dp_ranks": (1,),
         "serving_published": succeeded,
         "view_revision": order.view_revision + 2 if succeeded else order.view_revision,
-        "looked": looked,
+        "last_entries": looked,
     }
     workflow_id = ROUND.workflow_id(7, order.generation)
     report_ = RoundReport(**{**fields, **changes})
@@ -193,7 +193,7 @@ def test_a_failed_round_owes_a_rebuild_and_serves_nothing() -> None:
 def test_an_abandoned_round_changes_nothing_but_the_evidence() -> None:
     state, order = in_round()
     looked = {1: RankEntry(id=1, status="healthy", incarnation="e1", sequence=7)}
-    state = took_end(state, round_end(order, RoundOutcome.ABANDONED, looked=looked), T0 + 5)
+    state = took_end(state, round_end(order, RoundOutcome.ABANDONED, last_entries=looked), T0 + 5)
     assert (state.phase, state.serving_published, len(state.abandoned_at)) == (FtPhase.NORMAL, True, 1)
     assert state.evidence.standing(D, state.active) == ()
     assert decided(state).action is Action.WAIT
@@ -320,7 +320,7 @@ def test_in_doubt_it_is_rebuilt_and_never_starts_as_normal(found: dict[str, Any]
 
 def test_faults_found_at_the_takeover_are_judged_by_the_rules() -> None:
     entries = {0: "unhealthy", 1: "dead", 2: "unhealthy", 3: "unhealthy"}
-    looked = FreshLookResult(looked={rank: RankEntry(id=rank, status=word) for rank, word in entries.items()})
+    looked = FreshLookResult(last_entries={rank: RankEntry(id=rank, status=word) for rank, word in entries.items()})
     state = learnt(looked, started=True, highest_generation=1, view_revision=1, published_ranks=(0, 1, 2, 3))
     assert decided(state).action is Action.SCALE_DOWN
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from domain.hardware import HardwareEvidence, fault_key, observed_fault
+from domain.hardware import HardwareEvidence, fault_key, mapped_fault
 from domain.instance.decision import Action, Decision, DecisionReason, decide
 from domain.instance.state import InstanceState
 from domain.instance.strategies import SCALE_DOWN
@@ -12,7 +12,7 @@ from domain.runtime import FtPhase
 from tests.domain.instance_factories import T0, D, U, config, on_nodes, report, serving_state
 from tests.domain.round_factories import ScriptedPorts, order, played
 
-ISOLATED = observed_fault(on_nodes(), "node-0", "81078603", "Ascend910-0", "L3", T0)
+ISOLATED = mapped_fault(on_nodes(), "node-0", "81078603", "Ascend910-0", "L3", T0)
 SHED_1 = Decision(action=Action.SCALE_DOWN, reason=DecisionReason.COMPLETE, ranks=(1,))
 
 

@@ -69,7 +69,7 @@ class Ports:
 
     async def await_ready(self, call: EnginesReadyCall) -> EnginesReadyResult:
         looked = {rank: anew(rank) for question in call.questions for rank in question.ranks}
-        return self._play("await_ready", call, EnginesReadyResult(looked=looked))
+        return self._play("await_ready", call, EnginesReadyResult(last_entries=looked))
 
     async def verify(self, call: VerifyCall) -> VerifyResult:
         return self._play("verify", call, VerifyResult(ok=tuple(r for group in call.groups for r in group.ranks)))

@@ -20,9 +20,9 @@ DEADLINE_SEC = 12.0
 class Ports:
     """Engines that say in turn what the test scripts, the last for ever; a look in vain lasts until its deadline."""
 
-    def __init__(self, *sights: RankEntry | Transient, verified: tuple[int, ...] = (2,)) -> None:
+    def __init__(self, *answers: RankEntry | Transient, verified: tuple[int, ...] = (2,)) -> None:
         self.clock = BEGAN_AT
-        self.sights = list(sights)
+        self.answers = list(answers)
         self.looks: list[EnginesReadyCall] = []
         self.verifies: list[VerifyCall] = []
         self.steps: list[StepReport] = []
@@ -47,13 +47,13 @@ class Ports:
 
     async def await_ready(self, call: EnginesReadyCall) -> EnginesReadyResult:
         self.looks.append(call)
-        seen = self.sights.pop(0) if len(self.sights) > 1 else self.sights[0]
+        seen = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(seen, Transient):
             raise seen
         if seen.status == "healthy":
-            return EnginesReadyResult(looked={seen.id: seen})
+            return EnginesReadyResult(last_entries={seen.id: seen})
         self.clock = max(self.clock, call.deadline_at)
-        return EnginesReadyResult(looked={seen.id: seen}, waiting={seen.id: str(seen.status)})
+        return EnginesReadyResult(last_entries={seen.id: seen}, waiting={seen.id: str(seen.status)})
 
     async def verify(self, call: VerifyCall) -> VerifyResult:
         self.verifies.append(call)
@@ -79,7 +79,7 @@ async def test_it_asks_only_the_ranks_of_the_fault_and_looks_again_after_the_com
     assert (report.healed, report.reason) == (True, Reason.HEALED)
     assert [question.ranks for call in ports.looks for question in call.questions] == [(2,)] * 3
     assert len(ports.verifies) == 1
-    assert report.looked[2].status == "healthy"
+    assert report.last_entries[2].status == "healthy"
     assert {step.phase for step in ports.steps} == {FtPhase.DECIDING}
 
 

@@ -81,8 +81,13 @@ async def test_the_report_keeps_the_last_entry_that_was_seen_of_each_rank() -> N
         after=[sees(healthy(0, sequence=7), healthy(2, sequence=8), healthy(3, sequence=9))],
     )
     report = await played(ports)
-    assert {rank: entry.status for rank, entry in report.looked.items()} == {0: "healthy", 1: "dead", 2: "healthy", 3: "healthy"}
-    assert report.looked[0].sequence == 7
+    assert {rank: entry.status for rank, entry in report.last_entries.items()} == {
+        0: "healthy",
+        1: "dead",
+        2: "healthy",
+        3: "healthy",
+    }
+    assert report.last_entries[0].sequence == 7
 
 
 class TestApply:

@@ -178,7 +178,7 @@ class TestWaitForApplyReady:
         report = await played(ports)
         assert (report.outcome, report.reason) == (RoundOutcome.ABANDONED, RoundReason.FALSE_ALARM)
         assert (report.withdrawn, report.view_revision, report.dead_committed) == (False, 10, ())
-        assert report.looked[1] == alive
+        assert report.last_entries[1] == alive
         assert_aborted_everywhere(ports, 0, 1)
 
     async def test_interrupted_silence_starts_anew(self) -> None:

@@ -6,18 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_supervisor.rules import Look, Rules, Standing, Stop, StopReason, after_sweep, before_ready
+from dp_supervisor.rules import Rules, ServerState, Standing, Stop, StopReason, after_sweep, before_ready
 
-H, R, D, W, S, X = Look.HEALTHY, Look.RECOVERING, Look.DEAD, Look.WRONG, Look.SILENT, Look.EXITED
+H, R, D, W, S, X = (
+    ServerState.HEALTHY,
+    ServerState.RECOVERING,
+    ServerState.DEAD,
+    ServerState.WRONG,
+    ServerState.SILENT,
+    ServerState.EXITED,
+)
 THRESHOLD = 3
 RANKS = 4
 
 
-def sweep(*looks: Look, first: int = 0) -> dict[int, Look]:
+def sweep(*looks: ServerState, first: int = 0) -> dict[int, ServerState]:
     return {first + index: look for index, look in enumerate(looks)}
 
 
-def fold(rules: Rules, sweeps: Sequence[Mapping[int, Look]], threshold: int = THRESHOLD) -> list[Standing]:
+def fold(rules: Rules, sweeps: Sequence[Mapping[int, ServerState]], threshold: int = THRESHOLD) -> list[Standing]:
     standings = [Standing()]
     for looks in sweeps:
         standings.append(after_sweep(rules, standings[-1], looks, threshold))
@@ -37,7 +44,7 @@ def fold(rules: Rules, sweeps: Sequence[Mapping[int, Look]], threshold: int = TH
         ([sweep(X, W, S, H)], Stop(reason=StopReason.SERVER_EXITED, ranks=(0,))),
     ],
 )
-def test_stock_rules_stop_for_any_one_server(sweeps: list[dict[int, Look]], stop: Stop | None) -> None:
+def test_stock_rules_stop_for_any_one_server(sweeps: list[dict[int, ServerState]], stop: Stop | None) -> None:
     last = fold(Rules.STOCK, sweeps)[-1]
     assert last.stop == stop
     assert last.ready == (stop is None)
@@ -63,7 +70,7 @@ def test_stock_rules_stop_for_any_one_server(sweeps: list[dict[int, Look]], stop
     ],
 )
 def test_fault_tolerant_rules_stop_only_when_no_rank_serves_or_recovers(
-    sweeps: list[dict[int, Look]], ready: bool, removed: tuple[int, ...], stopped: bool
+    sweeps: list[dict[int, ServerState]], ready: bool, removed: tuple[int, ...], stopped: bool
 ) -> None:
     last = fold(Rules.FAULT_TOLERANT, sweeps)[-1]
     assert (last.ready, last.removed, last.stop is not None) == (ready, removed, stopped)
@@ -71,7 +78,7 @@ def test_fault_tolerant_rules_stop_only_when_no_rank_serves_or_recovers(
 
 
 @pytest.mark.parametrize("look", [H, R, D, W, S])
-def test_before_the_first_readiness_only_an_exit_counts(look: Look) -> None:
+def test_before_the_first_readiness_only_an_exit_counts(look: ServerState) -> None:
     assert before_ready(sweep(look, look)) is None
     assert before_ready(sweep(look, X, first=4)) == Stop(reason=StopReason.EXITED_BEFORE_READY, ranks=(5,))
 
@@ -82,19 +89,19 @@ def test_nothing_changes_a_stop() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[dict[int, Look]]:
+def histories(draw: st.DrawFn) -> list[dict[int, ServerState]]:
     """Sweeps in which a server that exited stays so."""
     gone: set[int] = set()
     sweeps = []
     for _ in range(draw(st.integers(1, 12))):
-        looks = {rank: X if rank in gone else draw(st.sampled_from(Look)) for rank in range(RANKS)}
+        looks = {rank: X if rank in gone else draw(st.sampled_from(ServerState)) for rank in range(RANKS)}
         gone |= {rank for rank, look in looks.items() if look is X}
         sweeps.append(looks)
     return sweeps
 
 
 @given(histories(), st.integers(1, 5))
-def test_fault_tolerant_rules_for_any_history(sweeps: list[dict[int, Look]], threshold: int) -> None:
+def test_fault_tolerant_rules_for_any_history(sweeps: list[dict[int, ServerState]], threshold: int) -> None:
     before: set[int] = set()
     idle = 0
     for looks, standing in zip(sweeps, fold(Rules.FAULT_TOLERANT, sweeps, threshold), strict=True):
@@ -111,7 +118,7 @@ def test_fault_tolerant_rules_for_any_history(sweeps: list[dict[int, Look]], thr
 
 
 @given(histories(), st.integers(1, 5))
-def test_stock_rules_for_any_history(sweeps: list[dict[int, Look]], threshold: int) -> None:
+def test_stock_rules_for_any_history(sweeps: list[dict[int, ServerState]], threshold: int) -> None:
     silent = dict.fromkeys(range(RANKS), 0)
     for looks, standing in zip(sweeps, fold(Rules.STOCK, sweeps, threshold), strict=True):
         silent = {rank: silent[rank] + 1 if look is S else 0 for rank, look in looks.items()}

@@ -14,9 +14,9 @@ from domain.messages.node_manager import (
 )
 from domain.pod.fence import (
     Begin,
+    Fences,
     Granted,
     Join,
-    Ledger,
     Refusal,
     Repeated,
     Replay,
@@ -41,8 +41,8 @@ def guard(request_id: str = "A", *, until: float = 100.0, generation: int | None
     return Guard(request_id=request_id, generation=generation, expires_at=at(until), applied_at=applied_at)
 
 
-def ledger(current: Guard | None = None, transaction: Transaction | None = None, highest: int = 5) -> Ledger:
-    return Ledger(highest_generation=highest, guard=current, transaction=transaction, engine_recovery_timeout_sec=RECOVERY_SEC)
+def ledger(current: Guard | None = None, transaction: Transaction | None = None, highest: int = 5) -> Fences:
+    return Fences(highest_generation=highest, guard=current, transaction=transaction, engine_recovery_timeout_sec=RECOVERY_SEC)
 
 
 def guard_request(request_id: str = "A", generation: int | None = 5, lease_sec: float = 85.0) -> GuardRequest:
@@ -151,7 +151,7 @@ def test_guard_of_an_old_generation_is_refused() -> None:
 
 
 def decide(
-    request: ApplyRequest, book: Ledger, now: float = 10, *, in_flight: bool = False, gone: dict[int, Refusal] | None = None
+    request: ApplyRequest, book: Fences, now: float = 10, *, in_flight: bool = False, gone: dict[int, Refusal] | None = None
 ) -> object:
     return decide_apply(request, book, at(now), in_flight=in_flight, unavailable=gone or {})
 
@@ -167,7 +167,7 @@ def test_apply_under_its_own_live_guard_begins() -> None:
     [(ledger(), 10), (ledger(guard("B")), 10), (ledger(guard(until=50)), 50), (ledger(guard(until=50, applied=20)), 51)],
     ids=["never guarded", "somebody else's", "lapsed", "lapsed after an apply"],
 )
-def test_apply_without_a_live_guard_of_its_own_is_refused(book: Ledger, now: float) -> None:
+def test_apply_without_a_live_guard_of_its_own_is_refused(book: Fences, now: float) -> None:
     assert reason(decide(apply_request(), book, now)) is NodeManagerReason.NOT_GUARDED
 
 

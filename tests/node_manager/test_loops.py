@@ -44,7 +44,7 @@ async def test_a_look_that_fails_by_a_bug_is_no_secret(
     async def raises(_engine: object, _timeout_sec: float) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(pod.node.sightings, "poll", raises)
+    monkeypatch.setattr(pod.node.looks, "poll", raises)
 
     async def unready() -> bool:
         answer = await pod.http.get("/readiness")

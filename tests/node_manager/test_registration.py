@@ -96,7 +96,7 @@ async def test_prestop_keeps_reports_back_until_the_pod_stays_after_all(
         fakes[0].entry = {"status": "unhealthy"}
         engine = pod.node.engines.get(0)
         assert engine is not None
-        await eventually(lambda: engine.seen is not None and engine.seen.status == "unhealthy", what="the look")
+        await eventually(lambda: engine.last_entry is not None and engine.last_entry.status == "unhealthy", what="the look")
         beats = len(controller.heartbeats)
         await eventually(lambda: len(controller.heartbeats) > beats + 1, what="heartbeats go on")
         assert len(controller.reports) == before

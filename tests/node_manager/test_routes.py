@@ -68,8 +68,8 @@ async def test_a_look_that_ends_after_its_rank_was_retired_reports_nothing(
     await eventually(lambda: fakes[1].statuses_asked > asked, "a look that takes its time")
     await pod.finalize([1])
     await eventually(lambda: not engine.looking, "its end")
-    assert engine.seen is not None
-    assert engine.seen.status == "dead", "it was seen"
+    assert engine.last_entry is not None
+    assert engine.last_entry.status == "dead", "it was seen"
     beats = len(controller.heartbeats)
     await eventually(lambda: len(controller.heartbeats) > beats + 3, "time for a report")
     assert len(controller.told(1)) == told

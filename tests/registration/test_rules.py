@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from domain.messages.registration import Hold, RegisterRequest
+from domain.messages.registration import HoldReason, RegisterRequest
 from domain.registration import (
     Admission,
     Assembly,
@@ -164,17 +164,17 @@ OTHER = {"10.0.0.1:1026": "before"}
         (OTHER, FtPhase.RECONFIGURING, (), None),
         (OTHER, FtPhase.RECONFIGURING, (0, 1), None),
         (SAME, FtPhase.NORMAL, (), None),
-        (OTHER, FtPhase.NORMAL, (), Hold.GROUP_LIVES),
-        ({}, FtPhase.NORMAL, (), Hold.GROUP_LIVES),
-        (OTHER, FtPhase.SCALED_DOWN_RUNNING, (3,), Hold.GROUP_LIVES),
-        (SAME, FtPhase.SCALED_DOWN_RUNNING, (0, 1), Hold.COMMITTED),
+        (OTHER, FtPhase.NORMAL, (), HoldReason.GROUP_LIVES),
+        ({}, FtPhase.NORMAL, (), HoldReason.GROUP_LIVES),
+        (OTHER, FtPhase.SCALED_DOWN_RUNNING, (3,), HoldReason.GROUP_LIVES),
+        (SAME, FtPhase.SCALED_DOWN_RUNNING, (0, 1), HoldReason.COMMITTED),
         (SAME, FtPhase.SCALED_DOWN_RUNNING, (0,), None),
-        (SAME, FtPhase.DECIDING, (), Hold.ROUND_RUNS),
-        (OTHER, FtPhase.POST_SCALE_CLEANUP, (2,), Hold.ROUND_RUNS),
+        (SAME, FtPhase.DECIDING, (), HoldReason.ROUND_RUNS),
+        (OTHER, FtPhase.POST_SCALE_CLEANUP, (2,), HoldReason.ROUND_RUNS),
     ],
 )
 def test_a_pod_is_held_unless_the_group_is_formed_anew(
-    lives: dict[str, str], phase: FtPhase, dead: tuple[int, ...], expected: Hold | None
+    lives: dict[str, str], phase: FtPhase, dead: tuple[int, ...], expected: HoldReason | None
 ) -> None:
     assert hold(REQUEST, lives, phase, dead) is expected
 

@@ -20,7 +20,7 @@ from domain.messages.node_manager import (
 )
 from domain.pod.fence import (
     Begin,
-    Ledger,
+    Fences,
     Refusal,
     Repeated,
     Replay,
@@ -126,7 +126,7 @@ class FakeNodeManager:
         """Returns whether the lease had lapsed."""
         await self._step()
         request = GuardRequest(request_id=request_id, lease_sec=lease_sec, generation=generation)
-        granted = decide_guard(request, self._ledger(request_id), _boot_time())
+        granted = decide_guard(request, self._fences(request_id), _boot_time())
         if isinstance(granted, Refusal):
             raise self._refused(granted, request_id)
         displaced = self.journal.transactions.get(granted.displaced) if granted.displaced is not None else None
@@ -154,7 +154,7 @@ class FakeNodeManager:
         running = self._in_flight.get(request_id)
         decision = decide_apply(
             request,
-            self._ledger(request_id),
+            self._fences(request_id),
             _boot_time(),
             in_flight=running is not None,
             unavailable=self._unavailable(ranks),
@@ -181,7 +181,7 @@ class FakeNodeManager:
             dead_committed=dead_committed,
             generation=generation,
         )
-        decision = decide_finalize(request, self._ledger(request_id))
+        decision = decide_finalize(request, self._fences(request_id))
         if isinstance(decision, Refusal):
             raise self._refused(decision, request_id)
         if isinstance(decision, Repeated):
@@ -195,9 +195,9 @@ class FakeNodeManager:
             self._record.saw(GuardGone(at=now(), manager=self.name, request_id=request_id))
         await self._step("finalize")
 
-    def _ledger(self, request_id: str) -> Ledger:
+    def _fences(self, request_id: str) -> Fences:
         """What the rules look at."""
-        return Ledger.of(self.journal.standing, self.journal.transactions.get(request_id), self._engine_recovery_timeout_sec)
+        return Fences.of(self.journal.standing, self.journal.transactions.get(request_id), self._engine_recovery_timeout_sec)
 
     def _settle(self, settle: Settle, dead_committed: tuple[int, ...]) -> None:
         standing = after_verdict(self.journal.standing, settle, dead_committed=dead_committed)

@@ -22,18 +22,18 @@ from domain.messages.round import (
     FinalizeResult,
     GuardCall,
     GuardResult,
-    LookCall,
-    LookResult,
     PeerRefusal,
     StopPodsCall,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
+    WatchCall,
+    WatchResult,
 )
 from domain.messages.strategy import StepReport
 from domain.topology import NodeManagerAddress
-from domain.watch import LookVerdict, Question, Sight
+from domain.watch import Answer, Question, WatchState
 from lab.oracle.observations import CommitSeen, PhaseSeen, StatusSeen
 from tests.simulation.clock import now
 from tests.simulation.coordinators import Pusher
@@ -55,7 +55,7 @@ _given_up: ContextVar[asyncio.Event] = ContextVar("given up")
 class Heartbeat:
     """What an activity told last: the next attempt starts there. Attempts that were given up are not heard any more."""
 
-    def __init__(self, first: LookCall) -> None:
+    def __init__(self, first: WatchCall) -> None:
         self.last = first
         self._attempt = 0
 
@@ -63,7 +63,7 @@ class Heartbeat:
         self._attempt += 1
         return self._attempt
 
-    def tell(self, attempt: int, call: LookCall) -> None:
+    def tell(self, attempt: int, call: WatchCall) -> None:
         if attempt == self._attempt:
             self.last = call
 
@@ -138,7 +138,7 @@ class SimulatedPorts:
     async def guard(self, call: GuardCall) -> GuardResult:
         return await self._activity("guard", lambda: self._guard(call))
 
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         heartbeat = Heartbeat(call)
         return await self._activity("look", lambda: self._look(heartbeat))
 
@@ -228,7 +228,7 @@ class SimulatedPorts:
             return error
         return None
 
-    async def _look(self, heartbeat: "Heartbeat") -> LookResult:
+    async def _look(self, heartbeat: "Heartbeat") -> WatchResult:
         attempt, call, sweeps = heartbeat.begin(), heartbeat.last, 0
         renew_at = now() + call.lease.renew_every_sec
         while True:
@@ -237,17 +237,17 @@ class SimulatedPorts:
                 lost = await self._renew(call)
                 renew_at = now() + call.lease.renew_every_sec
             last_look = now() >= call.deadline_at
-            sights = await asyncio.gather(*(self._see(question, call) for question in call.watch.questions()))
-            watch, observation = call.watch.fold(tuple(sights), now())
+            answers = await asyncio.gather(*(self._see(question, call) for question in call.watch.questions()))
+            watch, observation = call.watch.fold(tuple(answers), now())
             sweeps += 1
             call = call.model_copy(update={"watch": watch})
             heartbeat.tell(attempt, call)
             over = call.once or last_look or self.stopping or lost is not None
-            if over or observation.verdict is not LookVerdict.WAIT:
-                return LookResult(watch=watch, observation=observation, sweeps=sweeps, lost_guard=lost)
+            if over or observation.verdict is not WatchState.WAIT:
+                return WatchResult(watch=watch, observation=observation, sweeps=sweeps, lost_guard=lost)
             await asyncio.sleep(min(call.poll_interval_sec, max(0.0, call.deadline_at - now())))
 
-    async def _renew(self, call: LookCall) -> PeerRefusal | None:
+    async def _renew(self, call: WatchCall) -> PeerRefusal | None:
         lease = call.lease
         told = await asyncio.gather(
             *(
@@ -258,19 +258,19 @@ class SimulatedPorts:
         refused = {m: e for m, e in zip(lease.managers, told, strict=True) if e is not None and not isinstance(e, Transient)}
         return next(iter(_refusals(refused)), None)
 
-    async def _see(self, question: Question, call: LookCall) -> Sight:
+    async def _see(self, question: Question, call: WatchCall) -> Answer:
         receiver = self.managers[question.manager]
         try:
             entries = await self.wire.call(receiver, lambda: receiver.status(question.ranks), call.request_timeout_sec)
         except Transient as error:
-            return Sight(question=question, fault="unreachable", detail=error.message)
+            return Answer(question=question, fault="unreachable", detail=error.message)
         except Refused as error:
-            return Sight(question=question, fault="protocol", detail=error.message)
+            return Answer(question=question, fault="protocol", detail=error.message)
         for entry in entries:
             status = EngineStatus(entry.status)
             if self._statuses.get(entry.id) is not status and not _given_up.get().is_set():
                 self.saw_status(entry.id, status, final=entry.source is EntrySource.PROCESS_EXIT)
-        return Sight(question=question, entries=entries)
+        return Answer(question=question, entries=entries)
 
     async def _push(self, call: ViewCall) -> ViewResult:
         return await self.pusher.push(call.revision, call.ranks, call.request_timeout_sec, call.deadline_at)

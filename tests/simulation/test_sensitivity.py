@@ -13,16 +13,16 @@ from domain.messages.round import (
     ApplyResult,
     FinalizeCall,
     FinalizeResult,
-    LookCall,
-    LookResult,
     VerifyCall,
     VerifyResult,
     ViewCall,
     ViewResult,
+    WatchCall,
+    WatchResult,
 )
-from domain.pod.fence import Ledger, Refusal, Settle, raised
+from domain.pod.fence import Fences, Refusal, Settle, raised
 from domain.pod.records import BootTime, Guard
-from domain.watch import ApplyReadyWatch, LookVerdict, Observation, Question, RecoveredWatch, Sight
+from domain.watch import Answer, ApplyReadyWatch, Question, RecoveredWatch, WatchStanding, WatchState
 from lab.oracle.invariants import Invariant
 from lab.oracle.observations import ApplySeen, ViewChange, ViewSeen
 from tests.simulation.clock import now
@@ -54,8 +54,8 @@ class ForgetsIntent(FakeNodeManager):
 
 
 class GuardsAnyone(FakeNodeManager):
-    def _ledger(self, request_id: str) -> Ledger:
-        ledger = super()._ledger(request_id)
+    def _fences(self, request_id: str) -> Fences:
+        ledger = super()._fences(request_id)
         own = ledger.guard is not None and ledger.guard.request_id == request_id
         return ledger if own else dataclasses.replace(ledger, guard=None)
 
@@ -77,8 +77,8 @@ class GuardsForEver(FakeNodeManager):
 
 
 class TakesOldGenerations(FakeNodeManager):
-    def _ledger(self, request_id: str) -> Ledger:
-        return dataclasses.replace(super()._ledger(request_id), highest_generation=0)
+    def _fences(self, request_id: str) -> Fences:
+        return dataclasses.replace(super()._fences(request_id), highest_generation=0)
 
 
 class CountsRefusedGenerations(FakeNodeManager):
@@ -161,9 +161,9 @@ class AppliesAgain(SimulatedPorts):
 class CommitsUnverified(SimulatedPorts):
     """Takes the engines' 202 for their recovery."""
 
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         if isinstance(call.watch, RecoveredWatch):
-            return LookResult(watch=call.watch, observation=Observation(verdict=LookVerdict.DONE), sweeps=0)
+            return WatchResult(watch=call.watch, observation=WatchStanding(verdict=WatchState.DONE), sweeps=0)
         return await super().look(call)
 
     async def verify(self, call: VerifyCall) -> VerifyResult:
@@ -171,7 +171,7 @@ class CommitsUnverified(SimulatedPorts):
 
 
 class OverlooksLateDeaths(SimulatedPorts):
-    async def _see(self, question: Question, call: LookCall) -> Sight:
+    async def _see(self, question: Question, call: WatchCall) -> Answer:
         sight = await super()._see(question, call)
         if not isinstance(call.watch, ApplyReadyWatch) or not set(question.ranks) <= set(call.watch.survivor_ranks):
             return sight
@@ -182,7 +182,7 @@ class OverlooksLateDeaths(SimulatedPorts):
 class BelievesReports(SimulatedPorts):
     """Whoever was reported dead is dead."""
 
-    async def _see(self, question: Question, call: LookCall) -> Sight:
+    async def _see(self, question: Question, call: WatchCall) -> Answer:
         sight = await super()._see(question, call)
         if not isinstance(call.watch, ApplyReadyWatch):
             return sight
@@ -229,7 +229,7 @@ class RemovesEverybody(SimulatedPorts):
 
 
 class WaitsForEver(SimulatedPorts):
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         return await super().look(call.model_copy(update={"deadline_at": call.deadline_at + 1_000.0}))
 
 

@@ -72,7 +72,9 @@ def round_end(
         "survivors": survivors,
         "serving_published": succeeded,
         "view_revision": order.view_revision + 2 if succeeded else order.view_revision,
-        "looked": {rank: RankEntry(id=rank, status="healthy", sequence=sequence) for rank in survivors} if succeeded else {},
+        "last_entries": {rank: RankEntry(id=rank, status="healthy", sequence=sequence) for rank in survivors}
+        if succeeded
+        else {},
         "stage_times": {"guard": 0.1},
     }
     report = RoundReport(**{**fields, **changes})

@@ -83,7 +83,7 @@ class World:
         self.topology = topology(instance_id, ranks)
         self.task_queue = f"world-{uuid.uuid4().hex[:8]}"
         self.journals = JournalsResult(complete=True)
-        self.looked: dict[int, RankEntry] = {}
+        self.last_entries: dict[int, RankEntry] = {}
         self.coordinators_confirm = True
         self.finalize_pending = False
         self.finalize_refusal: str | None = None
@@ -287,7 +287,7 @@ class World:
     @activity.defn(name="fresh_look")
     async def fresh_look(self, call: FreshLookCall) -> FreshLookResult:
         self.note("fresh_look", call)
-        return FreshLookResult(looked=self.looked)
+        return FreshLookResult(last_entries=self.last_entries)
 
     @activity.defn(name="push_view")
     async def push_view(self, call: ViewCall) -> ViewResult:

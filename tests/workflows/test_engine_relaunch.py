@@ -133,7 +133,7 @@ async def test_ranks_that_do_not_heal_end_the_wait_in_time(temporal_client: Clie
         report = await waited(handle)
         assert (report.healed, report.reason) == (False, ReinferenceReason.NOT_HEALED_IN_TIME)
         assert "rank 2: unhealthy" in report.detail
-        assert report.looked[2].status == "unhealthy"
+        assert report.last_entries[2].status == "unhealthy"
         assert (await handle.describe()).status is WorkflowExecutionStatus.COMPLETED
 
 

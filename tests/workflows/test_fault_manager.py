@@ -17,10 +17,10 @@ from domain.messages.fault_manager import (
     END_SIGNAL,
     CommandOutcome,
     CommandReply,
+    InstanceRemoval,
     JournalsResult,
     LookUpResult,
     ReconfigureCall,
-    Removal,
     StrategyState,
     fault_manager_id,
 )
@@ -133,7 +133,7 @@ async def test_an_idle_group_is_looked_at_once_and_then_rebuilt(temporal_client:
 async def test_evidence_that_a_fresh_look_clears_is_forgotten(temporal_client: Client) -> None:
     async with a_world(temporal_client, config(software_collection_timeout_sec=0.5)) as world:
         await world.serve()
-        world.looked = {rank: RankEntry(id=rank, status="healthy", sequence=999) for rank in range(4)}
+        world.last_entries = {rank: RankEntry(id=rank, status="healthy", sequence=999) for rank in range(4)}
         await world.report({1: DEAD})
         await world.until_true(lambda: world.asked("fresh_look"), "a look")
         record = await world.until(lambda r: r.waiting is None, "nothing to wait for")
@@ -146,7 +146,7 @@ async def test_an_abandoned_round_leaves_the_instance_serving(temporal_client: C
         await world.serve()
         order = await world.fail_over((1,))
         looked = {rank: RankEntry(id=rank, status="healthy", sequence=999) for rank in range(4)}
-        await world.end_round(order, RoundOutcome.ABANDONED, looked=looked)
+        await world.end_round(order, RoundOutcome.ABANDONED, last_entries=looked)
         record = await world.until(lambda r: r.phase is FtPhase.NORMAL, "back")
         assert record.can_serve
         assert not world.rebuilds
@@ -422,7 +422,7 @@ async def test_a_workflow_id_that_is_taken_by_the_past_is_passed_over(temporal_c
 async def test_a_removed_instance_is_withdrawn_and_its_faultmanager_ends(temporal_client: Client) -> None:
     async with a_world(temporal_client) as world:
         await world.serve()
-        await world.signal("terminate", Removal(reason="no longer needed", stop_engines=True))
+        await world.signal("terminate", InstanceRemoval(reason="no longer needed", stop_engines=True))
         await asyncio.wait_for(world.handle.result(), 15)
         assert world.asked("push_view")[-1].ranks == ()
         assert world.asked("stop_node_managers")[-1].generation == 2

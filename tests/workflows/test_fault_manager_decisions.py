@@ -56,7 +56,7 @@ async def test_fast_recovery_succeeds_and_the_instance_serves_as_before(temporal
             withdrawn=True,
             serving_published=True,
             view_revision=order["view_revision"] + 2,
-            looked=healthy,
+            last_entries=healthy,
         )
         record = await world.until(lambda r: r.can_serve, "serving")
         assert (record.phase, record.alive_dp_ranks, record.view_revision) == (
@@ -138,7 +138,7 @@ async def test_a_listed_l2_is_waited_for_once_and_its_failure_leaves_the_rules_t
         assert (await world.record()).serving_published, "it touches nothing"
         dead = {"1": {"id": 1, "status": "dead", "sequence": world.sequence + 9, "incarnation": "old-1"}}
         await world.report({0: UNHEALTHY, 2: UNHEALTHY, 3: UNHEALTHY})
-        await world.end_other(healed=False, reason=ReinferenceReason.RANK_DIED, detail="rank 1", looked=dead)
+        await world.end_other(healed=False, reason=ReinferenceReason.RANK_DIED, detail="rank 1", last_entries=dead)
         await world.until_true(lambda: world.rounds, "the round that the evidence asks for")
         assert world.rounds[0].pending_ranks == (1,)
 

@@ -98,7 +98,7 @@ async def test_a_stop_ends_a_look_at_once(temporal_client: Client) -> None:
         report = await round_report(handle)
         assert time.monotonic() - asked_at < 10
         assert report.outcome is RoundOutcome.CANCELLED
-        assert report.looked.keys() == {0, 1, 2, 3}
+        assert report.last_entries.keys() == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("inputs", [(), ({"any": "thing"},), (1, "two")], ids=["none", "one", "two"])

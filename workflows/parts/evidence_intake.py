@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 from temporalio.common import RawValue
 
 from domain.engine import EngineStatus
-from domain.hardware import HardwareEvidence, fault_key, observed_fault
+from domain.hardware import HardwareEvidence, fault_key, mapped_fault
 from domain.instance.evidence import Merge, Report, arrival, from_motor, from_operator, from_pod
 from domain.instance.state import InstanceState, Life
 from domain.instance.strategy_life import took_end, took_progress
@@ -26,8 +26,8 @@ from domain.messages.fault_manager import (
     REPORT_HARDWARE_SIGNAL,
     REPORT_SIGNAL,
     TERMINATE_SIGNAL,
+    InstanceRemoval,
     NodeManagerWord,
-    Removal,
 )
 from domain.messages.node_manager import PodReport
 from domain.messages.resource_monitor import HardwareFaultClear, HardwareFaultReport
@@ -76,7 +76,7 @@ def _on_hardware(state: InstanceState, inputs: Inputs, now: float) -> InstanceSt
     nodes = [place.node_name for place in state.topology.node_managers]
     if report.node_name not in nodes and all(nodes):
         raise SignalRefused(f"instance {state.instance_id} has no Pod on node {report.node_name!r}")
-    fault = observed_fault(
+    fault = mapped_fault(
         state.topology, report.node_name, report.fault_code, report.npu_name, report.level, received_at, report.source
     )
     return _with_hardware(state, state.evidence.hardware.report(fault))
@@ -189,8 +189,8 @@ def _on_config(state: InstanceState, inputs: Inputs, now: float) -> InstanceStat
 
 def _on_terminate(state: InstanceState, inputs: Inputs, now: float) -> InstanceState:
     """Ends an instance, so it is taken only as it is meant: with both of its fields."""
-    removal = inputs.parsed(Removal)
-    if removal.model_fields_set != set(Removal.model_fields):
+    removal = inputs.parsed(InstanceRemoval)
+    if removal.model_fields_set != set(InstanceRemoval.model_fields):
         raise SignalRefused('takes {"reason": "…", "stop_engines": true | false}')
     if state.life is Life.ENDING:
         return state

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.node_manager import NodeManagerActivities
     from activities.rebuild import RebuildActivities
     from domain.instance.decision import Action
-    from domain.instance.evidence import from_look
+    from domain.instance.evidence import from_entries
     from domain.instance.learning import after_journals, assembled, seeded
     from domain.instance.state import InstanceState, Life
     from domain.instance.strategy_life import QUIET_LIMIT_SEC, after_loss, attach, is_newer, took_end
@@ -206,7 +206,7 @@ class FaultManagerErrands:
         )
         result = await self._call(RebuildActivities.await_engines_ready, call, READY_LIMIT_SEC, "wait until every rank is ready")
         state = self._state
-        evidence = state.evidence.merge_all(from_look(result.looked, now()), state.dead_committed)
+        evidence = state.evidence.merge_all(from_entries(result.last_entries, now()), state.dead_committed)
         state = state.but(evidence=evidence)
         if not result.waiting and state.life is Life.ASSEMBLING and not evidence.faulty(state.active):
             state = assembled(state.but(evidence=evidence.known_ready(state.active)), now())
@@ -226,7 +226,7 @@ class FaultManagerErrands:
         """Rule 10's one fresh look. A look that could not be made counts as made: waiting longer would help nobody."""
         try:
             result = await self._look_at_all()
-            reports = from_look(result.looked, now())
+            reports = from_entries(result.last_entries, now())
             self._memory.become(self._state.but(evidence=self._state.evidence.merge_all(reports, self._state.dead_committed)))
         finally:
             self._memory.become(self._state.but(looked_for=self._memory.collecting_since()))

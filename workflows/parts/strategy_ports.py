@@ -38,17 +38,17 @@ with workflow.unsafe.imports_passed_through():
         FinalizeResult,
         GuardCall,
         GuardResult,
-        LookCall,
-        LookResult,
         StopPodsCall,
         VerifyCall,
         VerifyResult,
         ViewCall,
         ViewResult,
+        WatchCall,
+        WatchResult,
     )
     from domain.messages.strategy import StepReport
     from domain.runtime import FtPhase
-    from domain.watch import LookVerdict, Observation, Question, RecoveredWatch, RetryReadyWatch
+    from domain.watch import Question, RecoveredWatch, RetryReadyWatch, WatchStanding, WatchState
 
 R = TypeVar("R")
 
@@ -103,12 +103,12 @@ class TransactionActivityPorts(StrategyActivityPorts):
         self._shell.called(summary)
         return await call_activity(NodeManagerActivities.guard, call, deadline_at=call.deadline_at, summary=summary)
 
-    async def look(self, call: LookCall) -> LookResult:
+    async def look(self, call: WatchCall) -> WatchResult:
         summary = _look_summary(call)
         self._shell.called(summary)
         handle = start_activity(NodeManagerActivities.look, call, deadline_at=call.deadline_at, summary=summary)
-        nothing = Observation(verdict=LookVerdict.WAIT, detail="the look was stopped before it saw anything")
-        return await self._wait(handle, LookResult(watch=call.watch, observation=nothing, sweeps=0))
+        nothing = WatchStanding(verdict=WatchState.WAIT, detail="the look was stopped before it saw anything")
+        return await self._wait(handle, WatchResult(watch=call.watch, observation=nothing, sweeps=0))
 
     async def apply(self, call: ApplyCall) -> ApplyResult:
         engines = _ranks(call.groups)
@@ -196,7 +196,7 @@ async def _whatever_comes(handle: "workflow.ActivityHandle[None]") -> None:
         workflow.logger.warning("best effort failed: %s", error)
 
 
-def _look_summary(call: LookCall) -> str:
+def _look_summary(call: WatchCall) -> str:
     watch = call.watch
     survivors = _listed(watch.survivor_ranks)
     if isinstance(watch, RecoveredWatch):

@@ -46,7 +46,7 @@ class ApplyLine(Strict):
     http: int | None
 
 
-class ViewEntry(Strict):
+class ViewChangeLine(Strict):
     """One line of `views.jsonl`."""
 
     t: float
@@ -147,8 +147,8 @@ def _apply_line(line: EngineLine, zero: float) -> ApplyLine:
     )
 
 
-def _view_entry(name: str, line: ViewLine, zero: float) -> ViewEntry:
-    return ViewEntry(
+def _view_entry(name: str, line: ViewLine, zero: float) -> ViewChangeLine:
+    return ViewChangeLine(
         t=round(line.mono - zero, _DIGITS),
         coordinator=name,
         event=line.event,

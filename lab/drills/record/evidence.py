@@ -20,10 +20,10 @@ from domain.topology import Topology
 from lab.drills.outcome import Completion, StopAsked
 from lab.drills.record import engine_log, view_log
 from lab.drills.record.engine_log import EngineLife, EngineLine
+from lab.drills.record.entry_log import LoggedEntry
 from lab.drills.record.figures import Episode
 from lab.drills.record.histories import Replay
 from lab.drills.record.observer import served_ranks
-from lab.drills.record.sighting_log import Sighting
 from lab.drills.record.traffic import RequestRecord
 from lab.drills.record.view_log import ViewLine
 from lab.oracle.observations import (
@@ -103,7 +103,7 @@ class Evidence:
     ended_at: float
     lives: Mapping[int, Sequence[EngineLife]]
     view_lines: Mapping[str, Sequence[ViewLine]]
-    sightings: Sequence[Sighting]
+    entries: Sequence[LoggedEntry]
     polled: Sequence[Event]
     """What the observer saw while it lasted."""
 
@@ -171,7 +171,7 @@ class Evidence:
         ended = [line.mono for line in lines if line.event == "recovery_end" and line.ok]
         recovered = bool(own) and len(ended) == len({line.rank for line in own})
         applied_at = own[0].mono if own else None
-        evidence = [s.at for s in self.sightings if s.is_evidence and begin <= s.at < (applied_at or end)]
+        evidence = [s.at for s in self.entries if s.is_evidence and begin <= s.at < (applied_at or end)]
         report = next((report for report in self.reports if report.request_id == request_id), None)
         return Episode(
             injected_at=begin,
@@ -262,7 +262,7 @@ class Evidence:
 
     def _process_ends(self) -> Iterator[StatusSeen]:
         """What the kernel told a NodeManager: of an engine that was killed as a whole no log of its own says anything."""
-        for seen in self.sightings:
+        for seen in self.entries:
             if seen.source == EntrySource.PROCESS_EXIT:
                 yield StatusSeen(at=seen.at, rank=seen.rank, status=EngineStatus.DEAD, final=True)
 
@@ -272,9 +272,9 @@ class Evidence:
         What such a rank said when it spoke again was no change to it either.
         """
         enough_sec = self.spec.effective_config().dp_scale_down_config.dead_confirm_sec
-        for seen in self.sightings:
+        for seen in self.entries:
             if seen.source == EntrySource.POLL_ERROR and seen.status == EngineStatus.DEAD:
-                later = [other for other in self.sightings if other.rank == seen.rank and other.at > seen.at]
+                later = [other for other in self.entries if other.rank == seen.rank and other.at > seen.at]
                 spoke = min(later, key=lambda other: other.at, default=None)
                 if (spoke.at if spoke is not None else self.ended_at) - seen.at < enough_sec:
                     continue

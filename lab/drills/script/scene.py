@@ -19,10 +19,10 @@ from domain.messages.node_manager import FT_PREFIX
 from domain.runtime import FtPhase
 from lab.drills.outcome import Injection, StopAsked
 from lab.drills.record.engine_log import EngineLife, applies, read_lives
+from lab.drills.record.entry_log import read_entries
 from lab.drills.record.events import DrillEvent, DrillEventKind, OnDrillEvent
 from lab.drills.record.observer import NotSeen, Observer
 from lab.drills.record.repeated_sets import unchanged_refreshes
-from lab.drills.record.sighting_log import read_sightings
 from lab.drills.record.timeline import Timeline
 from lab.drills.script.failpoints import FailpointDriver
 from lab.stack.client import Stack
@@ -239,7 +239,7 @@ class Scene:
         manager = self.stack.node_manager_of(rank)
 
         def seen() -> bool:
-            own = [s for s in read_sightings(manager.name, Path(manager.log_file)) if s.rank == rank]
+            own = [s for s in read_entries(manager.name, Path(manager.log_file)) if s.rank == rank]
             return bool(own) and own[-1].status == status
 
         await self.until(f"{manager.name} sees rank {rank} {status}", seen, within_sec)

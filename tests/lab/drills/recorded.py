@@ -17,9 +17,9 @@ from lab.drills.judge.processes import kept_pods
 from lab.drills.judge.serving import repeated_set
 from lab.drills.outcome import Completion
 from lab.drills.record.engine_log import EngineLife, EngineLine
+from lab.drills.record.entry_log import LoggedEntry
 from lab.drills.record.evidence import Evidence
 from lab.drills.record.histories import Replay
-from lab.drills.record.sighting_log import Sighting
 from lab.drills.record.traffic import Failure, RequestRecord
 from lab.drills.record.view_log import ViewLine
 from lab.oracle.observations import (
@@ -248,10 +248,10 @@ def stopped(name: str, at: float, until: float) -> list[StackEvent]:
 
 def evidence(**changes: object) -> Evidence:
     """The recorded recovery, with fields replaced."""
-    sightings = [
-        Sighting(at=100.2, manager=MANAGERS[0], rank=1, status=EngineStatus.DEAD, ft_state=None, source="engine"),
+    entries = [
+        LoggedEntry(at=100.2, manager=MANAGERS[0], rank=1, status=EngineStatus.DEAD, ft_state=None, source="engine"),
         *(
-            Sighting(at=102.1, manager=MANAGERS[rank // 2], rank=rank, status="unhealthy", ft_state=None, source="engine")
+            LoggedEntry(at=102.1, manager=MANAGERS[rank // 2], rank=rank, status="unhealthy", ft_state=None, source="engine")
             for rank in SURVIVORS
         ),
     ]
@@ -262,7 +262,7 @@ def evidence(**changes: object) -> Evidence:
         ended_at=110.0,
         lives={rank: [victim() if rank == 1 else survivor(rank)] for rank in RANKS},
         view_lines={"coordinator-0": view_lines()},
-        sightings=sightings,
+        entries=entries,
         polled=polled(),
         journals={manager: journal(manager) for manager in MANAGERS},
         views={"coordinator-0": coordinator_view()},

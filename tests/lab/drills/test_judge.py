@@ -199,12 +199,12 @@ def test_ranks_that_serve_on_lose_no_request_and_answer_to_the_end() -> None:
 
 def test_a_rank_that_its_nodemanager_saw_silent_for_long_enough_counts_as_dead() -> None:
     mute = victim().model_copy(update={"lines": victim().lines[:2]})
-    seen = evidence().sightings[0].model_copy(update={"source": "poll_error"})
-    silent, confirmed_sec = [seen, *evidence().sightings[1:]], 10.0
-    found = evidence(lives=lives(rank1=[mute]), sightings=silent, ended_at=seen.at + confirmed_sec)
+    seen = evidence().entries[0].model_copy(update={"source": "poll_error"})
+    silent, confirmed_sec = [seen, *evidence().entries[1:]], 10.0
+    found = evidence(lives=lives(rank1=[mute]), entries=silent, ended_at=seen.at + confirmed_sec)
     assert red(found) == set()
     spoke = seen.model_copy(update={"at": seen.at + confirmed_sec - 1.0, "status": "healthy"})
-    found = evidence(lives=lives(rank1=[mute]), sightings=[*silent, spoke], ended_at=seen.at + confirmed_sec)
+    found = evidence(lives=lives(rank1=[mute]), entries=[*silent, spoke], ended_at=seen.at + confirmed_sec)
     assert {name.split()[0] for name in red(found)} == {"I2", "I7"}
 
 
@@ -378,9 +378,9 @@ def test_engine_that_answered_for_another_rank_and_was_called_breaks_i14() -> No
 
 def test_silent_rank_that_spoke_again_was_not_dead_any_more() -> None:
     mute = victim().model_copy(update={"lines": victim().lines[:2]})
-    silent = evidence().sightings[0].model_copy(update={"source": "poll_error", "at": 80.0})
+    silent = evidence().entries[0].model_copy(update={"source": "poll_error", "at": 80.0})
     spoke = silent.model_copy(update={"source": "engine", "status": "healthy", "at": 100.0})
-    found = evidence(lives=lives(rank1=[mute]), sightings=[silent, spoke, *evidence().sightings[1:]])
+    found = evidence(lives=lives(rank1=[mute]), entries=[silent, spoke, *evidence().entries[1:]])
     assert {name.split()[0] for name in red(found)} == {"I2", "I7"}
 
 

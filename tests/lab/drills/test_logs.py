@@ -9,10 +9,10 @@ import pytest
 
 from domain.engine import EngineStatus, Instruction
 from lab.drills.record import engine_log, view_log
-from lab.drills.record.sighting_log import read_sightings
+from lab.drills.record.entry_log import read_entries
 from lab.drills.record.timeline import Timeline
 from lab.oracle.observations import ApplySeen, EngineIdSeen, RebuildSeen, RecoveredSeen, StatusSeen, ViewSeen
-from node_manager.sightings import Sightings
+from node_manager.looks import Looks
 from service.logging import TextLine
 
 
@@ -95,28 +95,28 @@ def test_node_manager_log_gives_the_moment_of_each_sighting_whatever_the_wall_cl
         "2026-01-31T11:00:00.457Z INFO    node-manager reported ranks=[1] answer=ok\n",
         encoding="utf-8",
     )
-    sighting, other = read_sightings("node-manager-0", log)
-    assert (sighting.rank, sighting.status, sighting.source, sighting.is_evidence) == (1, "dead", "process_exit", True)
+    entry, other = read_entries("node-manager-0", log)
+    assert (entry.rank, entry.status, entry.source, entry.is_evidence) == (1, "dead", "process_exit", True)
     assert (other.rank, other.ft_state) == (0, "recovering")
-    assert [sighting.at, other.at] == [4711.0815, 4713.5], "the wall clock was put back by an hour between them"
+    assert [entry.at, other.at] == [4711.0815, 4713.5], "the wall clock was put back by an hour between them"
 
 
 def test_what_a_node_manager_logs_of_an_engine_is_read(tmp_path: Path) -> None:
     handler = logging.FileHandler(tmp_path / "node-manager-0.log")
     handler.setFormatter(TextLine("node-manager 127.0.0.2"))
-    logger = logging.getLogger("node_manager.sightings")
+    logger = logging.getLogger("node_manager.looks")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     before = time.monotonic()
     try:
-        sightings = Sightings(next_sequence=lambda: 17, on_news=lambda _entry: None, dead_after_poll_failures=1)
-        sightings.nothing_runs(3, "no engine of it is here")
+        entries = Looks(next_sequence=lambda: 17, on_news=lambda _entry: None, dead_after_poll_failures=1)
+        entries.nothing_runs(3, "no engine of it is here")
     finally:
         logger.removeHandler(handler)
         handler.close()
-    (sighting,) = read_sightings("node-manager-0", tmp_path / "node-manager-0.log")
-    assert (sighting.rank, sighting.status, sighting.source) == (3, "dead", "process_exit")
-    assert before - 0.001 <= sighting.at <= time.monotonic()
+    (entry,) = read_entries("node-manager-0", tmp_path / "node-manager-0.log")
+    assert (entry.rank, entry.status, entry.source) == (3, "dead", "process_exit")
+    assert before - 0.001 <= entry.at <= time.monotonic()
 
 
 def test_timeline_is_in_order_and_counts_from_the_injection(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _LINE: Final = re.compile(
 EVIDENCE: Final = frozenset({EngineStatus.DEAD.value, EngineStatus.UNHEALTHY.value})
 
 
-class Sighting(Strict):
+class LoggedEntry(Strict):
     """A NodeManager saw something new of a rank; `at` is `time.monotonic()`."""
 
     at: float
@@ -35,13 +35,13 @@ class Sighting(Strict):
         return self.status in EVIDENCE
 
 
-def read_sightings(manager: str, path: Path) -> list[Sighting]:
-    """All sightings in a NodeManager's log; none where it is not there."""
+def read_entries(manager: str, path: Path) -> list[LoggedEntry]:
+    """All entries in a NodeManager's log; none where it is not there."""
     if not path.exists():
         return []
     lines = (_LINE.match(text) for text in path.read_text(encoding="utf-8", errors="replace").splitlines())
     return [
-        Sighting(
+        LoggedEntry(
             at=float(line["mono"]),
             manager=manager,
             rank=int(line["rank"]),
@@ -54,9 +54,9 @@ def read_sightings(manager: str, path: Path) -> list[Sighting]:
     ]
 
 
-def marks(sightings: list[Sighting]) -> list[Mark]:
+def marks(entries: list[LoggedEntry]) -> list[Mark]:
     """As marks of the timeline."""
     return [
         Mark(at=s.at, who=s.manager, what="sees", value=f"rank {s.rank} {s.status} {s.ft_state or ''}".strip() + f" ({s.source})")
-        for s in sightings
+        for s in entries
     ]

@@ -16,13 +16,13 @@ from pydantic import Field
 from activities.attempt import Attempt, WorkerLeaving, cancel_requested, concurrently, settled
 from activities.node_manager_client import NodeManagerClient
 from activities.peer import PeerRefused, refusal
-from activities.sight import sweep
+from activities.sweep import sweep
 from domain.errors import AutotomyError
 from domain.messages.node_manager import GuardRequest, NodeManagerReason
-from domain.messages.round import LookCall, LookResult, PeerRefusal
+from domain.messages.round import PeerRefusal, WatchCall, WatchResult
 from domain.model import Strict
 from domain.topology import NodeManagerAddress
-from domain.watch import LookVerdict, Observation, Watch
+from domain.watch import Watch, WatchStanding, WatchState
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ _LOST: Final = frozenset({NodeManagerReason.GUARD_HELD, NodeManagerReason.OLD_GE
 """Refusals of a renewal that say the Pod belongs to someone else, or that this round has its verdict."""
 
 
-class LookMemory(Strict):
+class WatchMemory(Strict):
     """Where a look stands. Times are `Attempt.now()` seconds, the same in every attempt."""
 
     watch: Watch
-    observation: Observation = Observation(verdict=LookVerdict.WAIT, detail="no look was finished")
+    observation: WatchStanding = WatchStanding(verdict=WatchState.WAIT, detail="no look was finished")
     sweeps: Annotated[int, Field(ge=0)] = 0
     began_at: float
 
@@ -45,17 +45,17 @@ class LookMemory(Strict):
 class Look:
     """One attempt at a look."""
 
-    def __init__(self, http: httpx.AsyncClient, call: LookCall, run: Attempt) -> None:
+    def __init__(self, http: httpx.AsyncClient, call: WatchCall, run: Attempt) -> None:
         self._http = http
         self._call = call
         self._run = run
-        inherited = run.recall(LookMemory)
-        self._memory = inherited or LookMemory(watch=call.watch, began_at=run.now())
+        inherited = run.recall(WatchMemory)
+        self._memory = inherited or WatchMemory(watch=call.watch, began_at=run.now())
         self._lost: PeerRefusal | None = None
         self._wake = asyncio.Event()
         self._guard = GuardRequest(request_id=call.request_id, lease_sec=call.lease.lease_sec, generation=call.generation)
 
-    async def until_ended(self) -> LookResult:
+    async def until_ended(self) -> WatchResult:
         """Sweeps until the verdict, the deadline, a lost guard or a cancellation, and returns the last state."""
         renewing = asyncio.create_task(self._keep_guards(), name="renew guards")
         try:
@@ -69,24 +69,24 @@ class Look:
             renewing.cancel()
             with contextlib.suppress(asyncio.CancelledError, WorkerLeaving):
                 await renewing
-        return LookResult(
+        return WatchResult(
             watch=self._memory.watch,
             observation=self._memory.observation,
             sweeps=self._memory.sweeps,
             lost_guard=self._lost,
         )
 
-    async def _sweep(self) -> Observation:
-        sights = await sweep(self._http, self._memory.watch.questions(), self._call.request_timeout_sec)
-        watch, observation = self._memory.watch.fold(sights, self._run.now())
+    async def _sweep(self) -> WatchStanding:
+        answers = await sweep(self._http, self._memory.watch.questions(), self._call.request_timeout_sec)
+        watch, observation = self._memory.watch.fold(answers, self._run.now())
         self._memory = self._memory.model_copy(
             update={"watch": watch, "observation": observation, "sweeps": self._memory.sweeps + 1}
         )
         self._run.remember(self._memory)
         return observation
 
-    def _ended(self, observation: Observation) -> bool:
-        return observation.verdict is not LookVerdict.WAIT or self._call.once or self._lost is not None or self._left() <= 0
+    def _ended(self, observation: WatchStanding) -> bool:
+        return observation.verdict is not WatchState.WAIT or self._call.once or self._lost is not None or self._left() <= 0
 
     def _left(self) -> float:
         return self._run.left(self._call.deadline_at)

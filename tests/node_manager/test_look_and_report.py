@@ -25,7 +25,7 @@ def kill(identity: str, number: signal.Signals = signal.SIGKILL) -> None:
 
 def last_seen_is(pod: Pod, rank: int, status: str) -> bool:
     engine = pod.node.engines.get(rank)
-    return engine is not None and engine.seen is not None and engine.seen.status == status
+    return engine is not None and engine.last_entry is not None and engine.last_entry.status == status
 
 
 def has_mute_polls(engine: ManagedEngine, count: int) -> bool:

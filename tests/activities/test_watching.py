@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from temporalio.activity import ActivityCancellationDetails
 
-from activities.look import LookMemory
-from domain.messages.round import Lease, LookCall
-from domain.watch import ApplyReadyWatch, LookVerdict, Question, RecoveredWatch, Removal
+from activities.watching import WatchMemory
+from domain.messages.round import Lease, WatchCall
+from domain.watch import ApplyReadyWatch, Question, RecoveredWatch, Removal, WatchState
 from tests.activities.attempts import environment, node_manager_activities, run, within
 from tests.activities.fake_pods import FakeInstance, entry, fake_instance, hang, refuse, unhealthy
 from tests.eventually import eventually
@@ -26,7 +26,7 @@ def apply_ready(instance: FakeInstance, *removed: int, dead_confirm_sec: float =
     )
 
 
-def look_call(instance: FakeInstance, watch: ApplyReadyWatch | RecoveredWatch, **fields: Any) -> LookCall:
+def look_call(instance: FakeInstance, watch: ApplyReadyWatch | RecoveredWatch, **fields: Any) -> WatchCall:
     base: dict[str, Any] = {
         "instance_id": instance.instance_id,
         "request_id": REQUEST_ID,
@@ -37,7 +37,7 @@ def look_call(instance: FakeInstance, watch: ApplyReadyWatch | RecoveredWatch, *
         "deadline_at": within(10.0),
         "lease": Lease(managers=tuple(pod.address for pod in instance.pods), lease_sec=15.0, renew_every_sec=60.0),
     }
-    return LookCall(**{**base, **fields})
+    return WatchCall(**{**base, **fields})
 
 
 def never_ready(instance: FakeInstance) -> ApplyReadyWatch:
@@ -55,7 +55,7 @@ async def test_it_ends_as_soon_as_everybody_is_ready() -> None:
         await eventually(lambda: len(instance.pods[1].bodies("status")) > 2, "it sweeps")
         instance.pods[1].engines[3] = unhealthy(3)
         result = await asyncio.wait_for(looking, 5)
-        assert result.observation.verdict is LookVerdict.DONE
+        assert result.observation.verdict is WatchState.DONE
         assert result.sweeps > 2
 
 
@@ -70,7 +70,7 @@ async def test_a_deadline_that_is_over_still_gets_a_last_look() -> None:
         instance.kill(1)
         call = look_call(instance, apply_ready(instance, 1), deadline_at=within(-100))
         result = await run(activities.look, call, attempt=2)
-        assert result.observation.verdict is LookVerdict.DONE
+        assert result.observation.verdict is WatchState.DONE
 
 
 async def test_it_waits_until_the_deadline_and_says_for_what() -> None:
@@ -79,7 +79,7 @@ async def test_it_waits_until_the_deadline_and_says_for_what() -> None:
         instance.pods[1].engines[3] = entry(3, "healthy")
         call = look_call(instance, apply_ready(instance, 1), deadline_at=within(0.3))
         result = await run(activities.look, call)
-        assert result.observation.verdict is LookVerdict.WAIT
+        assert result.observation.verdict is WatchState.WAIT
         assert "3 (healthy)" in result.observation.detail
 
 
@@ -90,7 +90,7 @@ async def test_an_unreachable_node_manager_is_waited_for() -> None:
         looking = asyncio.create_task(run(activities.look, look_call(instance, apply_ready(instance, 1))))
         await eventually(lambda: len(instance.pods[0].bodies("status")) > 2, "it sweeps")
         await instance.pods[1].listen()
-        assert (await asyncio.wait_for(looking, 5)).observation.verdict is LookVerdict.DONE
+        assert (await asyncio.wait_for(looking, 5)).observation.verdict is WatchState.DONE
 
 
 async def test_an_answer_under_another_ranks_key_is_nonsense() -> None:
@@ -98,7 +98,7 @@ async def test_an_answer_under_another_ranks_key_is_nonsense() -> None:
         instance.kill(1)
         instance.pods[1].engines[3] = entry(2, "unhealthy")
         result = await run(activities.look, look_call(instance, apply_ready(instance, 1)))
-        assert result.observation.verdict is LookVerdict.FAILED
+        assert result.observation.verdict is WatchState.FAILED
         assert result.observation.reason == "ENGINE_PROTOCOL"
 
 
@@ -145,9 +145,9 @@ async def test_a_next_attempt_goes_on_from_what_the_last_one_saw() -> None:
         watch = apply_ready(instance, 1, dead_confirm_sec=30.0)
         began = time.time() - 31
         silent = watch.removing[0].model_copy(update={"quiet_since": began})
-        memory = LookMemory(watch=watch.model_copy(update={"removing": (silent,)}), sweeps=40, began_at=began)
+        memory = WatchMemory(watch=watch.model_copy(update={"removing": (silent,)}), sweeps=40, began_at=began)
         result = await run(activities.look, look_call(instance, watch), attempt=3, memory=memory)
-        assert result.observation.verdict is LookVerdict.DONE
+        assert result.observation.verdict is WatchState.DONE
         assert result.sweeps > 40
 
 
@@ -158,7 +158,7 @@ async def test_what_it_saw_travels_with_its_heartbeats() -> None:
         env.on_heartbeat = lambda *details: beats.append(details)
         call = look_call(instance, never_ready(instance), deadline_at=within(1.3))
         await env.run(activities.look, call)
-        memory = LookMemory.model_validate_json(beats[-1][0])
+        memory = WatchMemory.model_validate_json(beats[-1][0])
         assert memory.sweeps > 1
         assert memory.watch.entries.keys() == {0, 1, 2, 3}
 
@@ -170,7 +170,7 @@ async def test_cancelled_by_the_workflow_it_returns_what_it_saw_last() -> None:
         await eventually(lambda: len(instance.pods[1].bodies("status")) > 2, "it sweeps")
         env.cancel(ActivityCancellationDetails(cancel_requested=True))
         result = await asyncio.wait_for(looking, 5)
-        assert result.observation.verdict is LookVerdict.WAIT
+        assert result.observation.verdict is WatchState.WAIT
         assert result.sweeps > 1
 
 

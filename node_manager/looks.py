@@ -28,7 +28,7 @@ News = Callable[[RankEntry], None]
 _NEVER_SEEN: Final = 0
 
 
-class Sightings:
+class Looks:
     """`next_sequence` gives a number above all before it; `on_news` gets every entry that shows something new."""
 
     def __init__(self, *, next_sequence: Callable[[], int], on_news: News, dead_after_poll_failures: int) -> None:
@@ -99,17 +99,17 @@ class Sightings:
     def _see(self, engine: ManagedEngine, look: int, entry: RankEntry) -> RankEntry:
         if engine.loss is not None and entry.source is not EntrySource.PROCESS_EXIT:
             return self.process_ended(engine)
-        if look < engine.seen_by_look and engine.seen is not None:
-            return engine.seen
-        engine.seen_by_look = look
-        if engine.seen is not None and _essence(entry) == _essence(engine.seen):
-            engine.seen = entry.model_copy(update={"sequence": engine.seen.sequence})
-            return engine.seen
-        engine.seen = entry.model_copy(update={"sequence": self._next_sequence()})
-        log.info("engine status", extra=_told(engine.seen))
+        if look < engine.last_look and engine.last_entry is not None:
+            return engine.last_entry
+        engine.last_look = look
+        if engine.last_entry is not None and _essence(entry) == _essence(engine.last_entry):
+            engine.last_entry = entry.model_copy(update={"sequence": engine.last_entry.sequence})
+            return engine.last_entry
+        engine.last_entry = entry.model_copy(update={"sequence": self._next_sequence()})
+        log.info("engine status", extra=_told(engine.last_entry))
         if not engine.stopping:
-            self._on_news(engine.seen)
-        return engine.seen
+            self._on_news(engine.last_entry)
+        return engine.last_entry
 
 
 def retired_entry(rank: int, engine: ManagedEngine | None) -> RankEntry:
@@ -120,7 +120,7 @@ def retired_entry(rank: int, engine: ManagedEngine | None) -> RankEntry:
         status=EngineStatus.RETIRED,
         process=ProcessState.EXITED if gone else ProcessState.RUNNING,
         incarnation=engine.incarnation if engine else None,
-        sequence=engine.seen.sequence if engine and engine.seen else _NEVER_SEEN,
+        sequence=engine.last_entry.sequence if engine and engine.last_entry else _NEVER_SEEN,
     )
 
 
@@ -176,4 +176,4 @@ def _exited(engine: ManagedEngine, words: str) -> RankEntry:
 
 def _numbered(entry: RankEntry, engine: ManagedEngine) -> RankEntry:
     """An entry that is no news carries the number of the last one that was."""
-    return entry.model_copy(update={"sequence": engine.seen.sequence if engine.seen else _NEVER_SEEN})
+    return entry.model_copy(update={"sequence": engine.last_entry.sequence if engine.last_entry else _NEVER_SEEN})
