@@ -141,7 +141,7 @@ class Transactions:
         command = self._command(request)
         decision = decide_apply(
             request,
-            ledger,
+            fences,
             self._clock(),
             in_flight=in_flight is not None,
             unavailable=self._engines.unavailable(request.endpoint_ids),

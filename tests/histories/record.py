@@ -7,9 +7,9 @@ the code did that wrote it. The files here are replayed in `make test`. When a r
 (docs/changing-workflows.md); the files are written anew only when no history of that age can be running any more.
 
 Of all runs with the same outcome the shortest is kept; one with a payload so large that it was packed counts apart ("-large").
-Left out are stand-ins that tests use in place of a workflow, runs
-that continued as new (tests bring that about by a lower limit than production's) and those that still run. Names of machines,
-process ids and stack traces are taken out: they play no part in a replay.
+Left out are stand-ins that tests use in place of a workflow, strategies that a test terminated, runs that continued as new
+(tests bring that about by a lower limit than production's) and those that still run. Names of machines, process ids and
+stack traces are taken out: they play no part in a replay.
 """
 
 import base64
@@ -27,6 +27,8 @@ DIRECTORY: Final = Path(__file__).parent
 LONGEST_EVENTS: Final = 400
 _STAND_INS: Final = "note_order"
 _WITHOUT_ACTIVITIES: Final = frozenset({"InstanceRegistry"})
+_WITHOUT_END: Final = frozenset({"FaultManager", "EventPusher", "InstanceRegistry"})
+"""These run until somebody ends them."""
 
 
 async def record_all(client: Client, directory: Path = DIRECTORY) -> list[str]:
@@ -54,6 +56,8 @@ async def _histories(client: Client) -> AsyncIterator[tuple[WorkflowHistory, Wor
     async for execution in client.list_workflows():
         other = execution.status in (WorkflowExecutionStatus.CONTINUED_AS_NEW, WorkflowExecutionStatus.RUNNING)
         if execution.workflow_type not in types or other or execution.history_length > LONGEST_EVENTS:
+            continue
+        if execution.status is WorkflowExecutionStatus.TERMINATED and execution.workflow_type not in _WITHOUT_END:
             continue
         history = await client.get_workflow_handle(execution.id, run_id=execution.run_id).fetch_history()
         activities = set(_activities(history))
