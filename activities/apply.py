@@ -11,7 +11,6 @@ import httpx
 
 from activities.attempt import Attempt, concurrently
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import PeerRefused, PeerSilent, refusal
 from domain.engine import ACCEPTED_HTTP
 from domain.errors import AutotomyError, ProtocolError
 from domain.messages.node_manager import ApplyReply, EngineApplied, GuardRequest, NodeManagerReason
@@ -19,6 +18,7 @@ from domain.messages.round import ApplyCall, ApplyResult, PeerRefusal
 from domain.model import Strict
 from domain.round.instruction import apply_request
 from domain.watch import Question
+from service.peer import PeerRefused, PeerSilent, refusal
 
 _RENEW_FIRST = frozenset({NodeManagerReason.LEASE_TOO_SHORT, NodeManagerReason.NOT_GUARDED})
 

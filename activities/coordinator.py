@@ -24,7 +24,6 @@ from temporalio import activity
 from temporalio.client import Client
 
 from activities.attempt import Attempt, attempt, concurrently, settled
-from activities.peer import PeerRefused, PeerSilent, Silence, post, refusal
 from activities.view_recorder import ViewRecorder
 from domain.errors import AutotomyError, Transient
 from domain.messages.coordinator import (
@@ -46,6 +45,7 @@ from domain.messages.event_pusher import (
 from domain.messages.round import PeerRefusal, ViewCall, ViewResult
 from domain.model import Strict
 from domain.serving import project
+from service.peer import PeerRefused, PeerSilent, Silence, post, refusal
 
 log = logging.getLogger(__name__)
 

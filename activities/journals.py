@@ -16,7 +16,6 @@ from temporalio.service import RPCError
 
 from activities.attempt import Attempt, attempt, concurrently, settled
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import PeerRefused, get, refusal
 from domain.errors import AutotomyError
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView, PublishedInstance
 from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState
@@ -24,6 +23,7 @@ from domain.messages.fault_manager import JournalsCall, JournalsResult
 from domain.messages.node_manager import JournalReply
 from domain.messages.round import PeerRefusal
 from domain.topology import NodeManagerAddress
+from service.peer import PeerRefused, get, refusal
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from temporalio import activity
 from activities.apply import apply_to_all
 from activities.attempt import Attempt, attempt, concurrently, settled, to_its_end
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import refusal
 from activities.sweep import sweep_with_incarnations
 from activities.watching import Look
 from domain.errors import AutotomyError, Transient
@@ -43,6 +42,7 @@ from domain.messages.round import (
 )
 from domain.topology import NodeManagerAddress
 from domain.watch import Question, RecoveredWatch
+from service.peer import refusal
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from typing import Final
 
 import httpx
 
-from activities.peer import get, post
 from domain.messages.node_manager import (
     FT_PREFIX,
     ApplyReply,
@@ -29,6 +28,7 @@ from domain.messages.node_manager import (
 )
 from domain.model import Tolerant
 from domain.topology import NodeManagerAddress
+from service.peer import get, post
 
 _PREFIX: Final = "/node-manager"
 

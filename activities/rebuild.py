@@ -18,7 +18,6 @@ from temporalio import activity
 
 from activities.attempt import Attempt, attempt, concurrently, settled
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import PeerRefused, refusal
 from activities.sweep import see
 from domain.engine import EngineStatus, ProcessState, RankEntry
 from domain.errors import AutotomyError, Transient
@@ -44,6 +43,7 @@ from domain.messages.rebuild import (
 from domain.model import Strict
 from domain.topology import NodeManagerAddress
 from domain.watch import Question
+from service.peer import PeerRefused, refusal
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import httpx
 
 from activities.attempt import concurrently
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import PeerSilent
 from domain.errors import Refused
 from domain.messages.node_manager import StatusReply, StatusRequest
 from domain.watch import Answer, Question
+from service.peer import PeerSilent
 
 
 async def sweep(http: httpx.AsyncClient, questions: tuple[Question, ...], timeout_sec: float) -> tuple[Answer, ...]:

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from activities.attempt import Attempt, WorkerLeaving, cancel_requested, concurrently, settled
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import PeerRefused, refusal
 from activities.sweep import sweep
 from domain.errors import AutotomyError
 from domain.messages.node_manager import GuardRequest, NodeManagerReason
@@ -23,6 +22,7 @@ from domain.messages.round import PeerRefusal, WatchCall, WatchResult
 from domain.model import Strict
 from domain.topology import NodeManagerAddress
 from domain.watch import Watch, WatchStanding, WatchState
+from service.peer import PeerRefused, refusal
 
 log = logging.getLogger(__name__)
 

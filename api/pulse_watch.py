@@ -6,7 +6,6 @@ from typing import Final
 
 import httpx
 
-from activities.peer import get
 from api.gateway import WorkflowUnknown, stamp
 from api.pulse import is_lost
 from api.state import Api
@@ -20,6 +19,7 @@ from domain.messages.node_manager import LivenessReply
 from domain.runtime import FtPhase, RuntimeRecord
 from domain.topology import NodeManagerAddress
 from service.http import HttpError
+from service.peer import get
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from activities.attempt import attempt
 from activities.coordinator import ViewPush
 from activities.node_manager import NodeManagerActivities
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import get
 from domain.config import FaultToleranceConfig
 from domain.errors import AutotomyError, Transient
 from domain.messages.coordinator import INSTANCES_PATH, CoordinatorView
@@ -46,6 +45,7 @@ from domain.round.scale_down import run_round
 from domain.runtime import FtPhase
 from domain.topology import Topology
 from service.one_exchange import one_exchange_client
+from service.peer import get
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 from activities.attempt import attempt
 from activities.errors import from_activity_error, to_application_error
-from activities.peer import PeerRefused, PeerSilent, Silence, get
 from domain.errors import AutotomyError, ConfigError, OutcomeUnknown, ProtocolError, Refused, Transient
 from service.one_exchange import one_exchange_client
+from service.peer import PeerRefused, PeerSilent, Silence, get
 from tests.activities.attempts import environment
 from tests.activities.fake_pods import answer, fake_instance, hang, refuse
 from tests.listening import answering

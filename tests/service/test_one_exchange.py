@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.peer import PeerSilent, get
 from domain.engine import Dialect, Instruction
 from domain.errors import Transient
 from domain.messages.controller import ReportReply
 from engine.client import EngineClient, EngineCommand
 from service.one_exchange import one_exchange_client
+from service.peer import PeerSilent, get
 from tests.listening import Answering, answering, free_port
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

@@ -72,7 +72,7 @@ EXCUSES_OF_A_PEER: Mapping[str, RebuildExcuse] = {
 """The same of a NodeManager's reasons, where the round's reason says no more than that it was refused."""
 
 SILENCES: Final = frozenset({"REFUSED_CONNECTION", "UNREACHABLE", "NO_ANSWER", "BROKEN", "UNAVAILABLE"})
-"""How a peer gave no answer until the deadline: the words of `activities.peer.Silence`."""
+"""How a peer gave no answer until the deadline: the words of `service.peer.Silence`."""
 
 _REFUSED: Final = frozenset({RoundReason.GUARD_REFUSED, RoundReason.GUARD_LOST, RoundReason.APPLY_REFUSED})
 

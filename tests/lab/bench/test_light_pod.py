@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from activities.node_manager_client import NodeManagerClient
-from activities.peer import PeerRefused
 from domain.engine import EngineStatus, Instruction
 from domain.messages.node_manager import (
     ApplyParams,
@@ -23,6 +22,7 @@ from domain.topology import Endpoint, NodeManagerAddress, Role
 from lab.bench.group import Group
 from lab.bench.light_pod import LightPod
 from lab.bench.wire import serve
+from service.peer import PeerRefused
 from tests.eventually import eventually
 
 HOST = "127.0.0.1"

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from activities.peer import Silence
 from domain.engine import EngineStatus
 from domain.messages.round import PeerRefusal
 from domain.messages.strategy import RoundOutcome, RoundReason, RoundReport
@@ -21,6 +20,7 @@ from lab.drills.record.histories import Replay
 from lab.drills.record.traffic import RequestRecord
 from lab.oracle.observations import RebuildExcuse, RouteSeen, StatusSeen
 from lab.stack.record import EventKind, StackEvent
+from service.peer import Silence
 from tests.lab.drills.recorded import (
     MANAGERS,
     PROCESSES,
