@@ -47,7 +47,7 @@ _EPOCH: Final = re.compile(rb"(\d{20}) ([0-9a-f]{8})\n\Z")
 """The lock file's content: the epoch, and its CRC-32."""
 
 _APPLICATION_ID: Final = 0x4155544F  # "AUTO"
-_SCHEMA_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE transactions (position INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, settled INTEGER NOT NULL,
