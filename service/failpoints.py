@@ -40,14 +40,19 @@ def armed_failpoints() -> Mapping[str, str]:
 
 
 def parse_failpoints(text: str) -> Mapping[str, str]:
-    """`name=unix:/path[,name2=…]` → {name: path}. Raises ConfigError naming the part that cannot be read."""
+    """`name=unix:/path[,name2=unix:@abstract]` → {name: socket}. Raises ConfigError naming the part that cannot be read."""
     armed: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, target = part.partition("=")
         if not name or not target.startswith(_SCHEME) or target == _SCHEME:
-            raise ConfigError(f"{VARIABLE}: {part!r} is not name=unix:/path/to/socket")
+            raise ConfigError(f"{VARIABLE}: {part!r} is not name=unix:/path/to/socket or name=unix:@socket")
         armed[name] = target.removeprefix(_SCHEME)
     return armed
+
+
+def socket_path(text: str) -> str:
+    """What the kernel calls a socket: `@name` is an abstract one."""
+    return "\0" + text[1:] if text.startswith("@") else text
 
 
 async def failpoint(name: str) -> None:
@@ -70,7 +75,7 @@ async def _held(name: str, path: str) -> None:
 
 
 async def _tell(name: str, path: str) -> bytes:
-    reader, writer = await asyncio.open_unix_connection(path)
+    reader, writer = await asyncio.open_unix_connection(socket_path(path))
     try:
         hit = {"name": name, "pid": os.getpid(), "process": process_name()}
         writer.write(json.dumps(hit).encode() + b"\n")

@@ -102,7 +102,7 @@ class _Run:
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
 
     async def to_its_end(self) -> DrillReport:
-        async with FailpointDriver(self.run_dir) as failpoints:
+        async with FailpointDriver() as failpoints:
             spec = self._armed(failpoints)
             try:
                 stack = await Stack.launch(

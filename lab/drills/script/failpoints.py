@@ -9,10 +9,9 @@ When the driver closes, everybody is released.
 import asyncio
 import contextlib
 import json
-import tempfile
+import secrets
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from domain.errors import Transient
 from domain.model import Tolerant
+from service.failpoints import socket_path
 
 _RELEASE: Final = b"go\n"
 
@@ -39,11 +39,13 @@ class Hit(Tolerant):
 
 
 class FailpointDriver:
-    """A Unix-socket server, as an async context manager. `hits` are all hits with their `time.monotonic()`."""
+    """A Unix-socket server, as an async context manager. `hits` are all hits with their `time.monotonic()`.
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._scratch = None if directory else tempfile.TemporaryDirectory(prefix="autotomy-failpoints-")
-        self.socket_path = (directory or Path(self._scratch.name if self._scratch else ".")) / "driver.sock"
+    Its socket is an abstract one: a run directory may be deeper than the path of a socket may be long.
+    """
+
+    def __init__(self) -> None:
+        self.socket = f"@autotomy-failpoints-{secrets.token_hex(8)}"
         self.hits: list[tuple[float, Hit]] = []
         self._wanted: set[str] = set()
         self._held: dict[str, Hit] = {}
@@ -52,7 +54,7 @@ class FailpointDriver:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, path=str(self.socket_path))
+        self._server = await asyncio.start_unix_server(self._serve, path=socket_path(self.socket))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -63,12 +65,10 @@ class FailpointDriver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
                     await self._server.wait_closed()
-        if self._scratch is not None:
-            self._scratch.cleanup()
 
     def armed(self, *names: str) -> Mapping[str, str]:
-        """Failpoint → socket path, as `StackSpec.failpoints` takes it."""
-        return {name: str(self.socket_path) for name in names}
+        """Failpoint → socket, as `StackSpec.failpoints` takes it."""
+        return dict.fromkeys(names, self.socket)
 
     def hold(self, name: str) -> None:
         """From now on the first to come to `name` is held there; again after a release: the next one."""

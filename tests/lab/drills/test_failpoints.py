@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.drills.script.failpoints import FailpointDriver, FailpointNotHit
-from service.failpoints import VARIABLE
+from service.failpoints import VARIABLE, socket_path
 
 PROCESS = """
 import asyncio
@@ -82,7 +82,7 @@ async def test_waiting_in_vain_says_who_came_instead() -> None:
 
 async def test_nonsense_is_released_at_once() -> None:
     async with FailpointDriver() as driver:
-        reader, writer = await asyncio.open_unix_connection(str(driver.socket_path))
+        reader, writer = await asyncio.open_unix_connection(socket_path(driver.socket))
         writer.write(json.dumps(["not", "a", "hit"]).encode() + b"\n")
         assert await asyncio.wait_for(reader.readline(), timeout=5) == b"go\n"
         writer.close()
