@@ -33,7 +33,7 @@ check: setup  ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 # The tests of what needs no server and no other process: rules, the simulated world's parts, judges, pages. The two long searches
-# among them take half a minute, and have their turn in `make test`.
+# among them have their turn in `make verify`.
 PURE_DRILLS := command default_bundle endings every_check figures judge report retry
 SEARCHES := tests/domain/test_instance_life.py tests/simulation/test_simulation.py
 PURE := $(filter-out $(SEARCHES), $(wildcard \
@@ -51,11 +51,11 @@ pure: setup
 	@echo "tests of what is pure"
 	@$(PYTEST) -m "not soak and not verify" $(PURE)
 
-test: fast  ## before you push: fast, every process by itself, ten drills, five restart cells (six minutes)
+test: fast  ## before you push: fast, every process by itself, golden histories, ten drills, five restart cells (six minutes)
 	@echo "every other test, but those of make verify and make soak"
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not soak and not verify" $(PURE:%=--ignore=%)
 
-verify: setup  ## what test leaves out: all other drills and restart cells that are not in soak; CI runs test and this
+verify: setup  ## what test leaves out: long workflow tests, searches, all other drills and cells that are not in soak; CI runs both
 	$(PYTEST) $(SIDE_BY_SIDE) -m "verify and not soak"
 
 histories: setup  ## record the golden histories anew (docs/changing-workflows.md says when)

@@ -17,6 +17,7 @@ INSTALLATIONS: Final = (
     "tests/lab/stack/test_stack.py",
     "tests/lab/drills/test_drills.py",
     "tests/lab/drills/test_supervisor_table.py",
+    "tests/lab/stack/test_resume.py",
     "tests/cli/test_demo.py",
     "tests/cli/test_up.py",
 )

@@ -40,6 +40,8 @@ from tests.domain import life_strategies
 from tests.domain.life_faults import Faults
 from tests.domain.life_strategies import Strategies, start
 
+pytestmark = pytest.mark.verify
+
 
 class InstanceLife(Faults, Strategies):
     """Everything that may happen, in any order."""

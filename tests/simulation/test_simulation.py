@@ -15,6 +15,8 @@ from tests.simulation.clock import StandstillError, now, run_virtually
 from tests.simulation.judge import judge, not_judged, seen_kinds
 from tests.simulation.world import play
 
+pytestmark = pytest.mark.verify
+
 WORLDS = 1_600
 SOAK_WORLDS, SOAK_CHUNKS = 2_000, 40
 

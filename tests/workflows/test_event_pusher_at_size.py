@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
@@ -25,6 +26,8 @@ from tests.leaving_worker import LeavingWorker
 from tests.workflows.strategy_world import views_record
 from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
+
+pytestmark = pytest.mark.verify
 
 Pusher = WorkflowHandle[EventPusher, None]
 

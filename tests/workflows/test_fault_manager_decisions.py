@@ -15,6 +15,8 @@ from domain.runtime import FtPhase
 from tests.workflows.factories import config
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 
+pytestmark = pytest.mark.verify
+
 ALL_UNHEALTHY = dict.fromkeys(range(4), UNHEALTHY)
 
 

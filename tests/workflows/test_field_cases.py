@@ -26,6 +26,8 @@ from tests.workflows.factories import config, round_end
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 from tests.workflows.strategy_world import round_report, strategy_world
 
+pytestmark = pytest.mark.verify
+
 FIRST, LAST = 0, -1
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from temporalio.client import Client
@@ -10,6 +11,8 @@ from domain.messages.strategy import ReconfigurationOrder, ReconfigurationReason
 from tests.activities.fake_pods import fast_config, refuse, unhealthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, result_or_failure_detail, strategy_world
+
+pytestmark = pytest.mark.verify
 
 
 def order(world: StrategyWorld, *, deadline_sec: float = 10.0, **config: Any) -> ReconfigurationOrder:

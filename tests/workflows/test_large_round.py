@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from domain.messages.strategy import RoundOutcome, RoundReason
@@ -12,6 +13,8 @@ from tests.api.installation import a_namespace
 from tests.histories.record import has_packed_payloads
 from tests.workflows.strategy_world import strategy_world
 from workers.replay import replay
+
+pytestmark = pytest.mark.verify
 
 RANKS = 1000
 """So many make the order and the report larger than what travels as it is."""

@@ -13,6 +13,8 @@ from tests.workflows.strategy_world import STRATEGIES, StrategyWorld, round_repo
 from tests.workflows.test_instance_reconfiguration import order as rebuild_order
 from workers.replay import replayer
 
+pytestmark = pytest.mark.verify
+
 
 async def replay(history: WorkflowHistory) -> Exception | None:
     """What the replayer objects to, or None."""

@@ -11,6 +11,8 @@ from tests.activities.fake_pods import fast_config, hang, healthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world
 
+pytestmark = pytest.mark.verify
+
 HOLD_SEC = 0.6
 """How long the step lasts in which the wish arrives; longer than a cancelled activity needs to hear of it."""
 

@@ -12,6 +12,8 @@ from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_world, views_record
 from workflows.event_pusher import EventPusher
 
+pytestmark = pytest.mark.verify
+
 
 async def test_a_dead_rank_is_removed_and_the_survivors_are_published(temporal_client: Client) -> None:
     async with strategy_world(temporal_client) as world:

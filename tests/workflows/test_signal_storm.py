@@ -24,6 +24,8 @@ from domain.runtime import FtPhase, RuntimeRecord
 from tests.workflows.factories import topology
 from tests.workflows.fault_manager_world import DEAD, HEALTHY, UNHEALTHY, World, a_world
 
+pytestmark = pytest.mark.verify
+
 SENDERS = 20
 VICTIM = 1
 FIRST_SEQUENCE = 100

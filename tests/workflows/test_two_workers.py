@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
 
@@ -16,6 +17,8 @@ from tests.activities.fake_pods import fast_config, healthy, unhealthy
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_worker, strategy_world
 from tests.workflows.test_worker_killed import doomed_worker
+
+pytestmark = pytest.mark.verify
 
 BUSY_MACHINE_SEC = 20.0
 """On a quiet one it is 3.5 s: a heartbeat timeout and the sticky queue's second."""

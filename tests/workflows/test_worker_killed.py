@@ -21,6 +21,8 @@ from tests.activities.fake_pods import fast_config
 from tests.eventually import eventually
 from tests.workflows.strategy_world import StrategyWorld, round_report, strategy_worker, strategy_world
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[2]
 
 EFFECTS = ("guard", "look_apply_ready", "withdraw", "apply", "look_recovered", "verify", "record_commit", "finalize", "publish")

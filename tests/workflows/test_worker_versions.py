@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import httpx
+import pytest
 from temporalio import workflow
 from temporalio.api.workflowservice.v1 import SetWorkerDeploymentCurrentVersionRequest
 from temporalio.client import Client
@@ -22,6 +23,8 @@ from workers.versions import deployment_config
 from workers.workflow_runner import workflow_runner
 from workflows.event_pusher import EventPusher
 from workflows.strategies import ScaleDownRound
+
+pytestmark = pytest.mark.verify
 
 
 @workflow.defn(name="ScaleDownRound", sandboxed=False)

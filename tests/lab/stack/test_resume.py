@@ -15,6 +15,8 @@ from lab.stack.run_dir import RunDir
 from lab.stack.spec import StackSpec
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.verify
+
 SPEC = StackSpec.shaped(2, 2, web_ui=False)
 SERVES_SEC = 60.0
 
