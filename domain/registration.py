@@ -30,7 +30,7 @@ from pydantic import Field
 from domain.engine import FtCapability
 from domain.messages.fault_manager import FaultManagerStart, InstanceRemoval
 from domain.messages.registration import HoldReason, PodRegistration, RegisterRequest
-from domain.model import InstanceId, Port, Strict
+from domain.model import MAX_INSTANCE_ID, InstanceId, Port, Strict
 from domain.runtime import TRANSACTION_PHASES, FtPhase, RejectedSignal
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Role, Topology
 
@@ -276,13 +276,16 @@ def _first(addresses: tuple[NodeManagerAddress, ...], is_held: Callable[[NodeMan
 
 
 def number_for(request: RegisterRequest, remembered: Mapping[str, int], taken: Iterable[int], next_id: int) -> int:
-    """The instance id of a new assembly: what its job_name had before, what its Pods remember, or the next free one."""
+    """The instance id of a new assembly: what its job_name had before, what its Pods remember, or the next free one.
+
+    Pods may remember the highest id that there can be: after it the free ones are looked for from 1.
+    """
     in_use = set(taken)
     for wanted in (remembered.get(request.job_name), request.known_instance_id):
         if wanted is not None and wanted not in in_use:
             return wanted
-    while next_id in in_use:
-        next_id += 1
+    while next_id in in_use or next_id > MAX_INSTANCE_ID:
+        next_id = next_id + 1 if next_id < MAX_INSTANCE_ID else 1
     return next_id
 
 

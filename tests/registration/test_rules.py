@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from domain.messages.registration import HoldReason, RegisterRequest
+from domain.model import MAX_INSTANCE_ID
 from domain.registration import (
     Admission,
     Assembly,
@@ -200,6 +201,11 @@ def test_a_job_keeps_its_number() -> None:
     assert number_for(registration(0), {"job": 4}, [5], 6) == 4
     assert number_for(registration(0, known_instance_id=9), {}, [], 1) == 9
     assert number_for(registration(0, known_instance_id=9), {}, [9, 10], 10) == 11
+
+
+def test_after_the_highest_number_come_the_free_ones_from_1() -> None:
+    assert number_for(registration(0), {}, [1, MAX_INSTANCE_ID], MAX_INSTANCE_ID + 1) == 2
+    assert number_for(registration(0), {}, [MAX_INSTANCE_ID], MAX_INSTANCE_ID) == 1
 
 
 def test_a_node_leads_to_its_instances() -> None:
