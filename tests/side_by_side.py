@@ -1,6 +1,6 @@
-"""Which tests run beside which, in a run of several processes (`pytest -n 4`, as the make targets have).
+"""Which tests run beside which, in a run of several processes (`pytest -n 5`, as the make targets have).
 
-Most of the time a test waits: for processes to start, for timers of engines. Two cores are enough for four tests at a time,
+Most of the time a test waits: for processes to start, for timers of engines. Two cores are enough for five tests at a time,
 as long as not too many of them are whole installations of a dozen processes each: those are judged by what they do in
 time. So two of the processes prefer installations, the others everything else; whoever runs out of its own takes of the
 others'. Tests of one file stay together in one process, because they share fixtures; installations do not.
@@ -22,6 +22,15 @@ INSTALLATIONS: Final = (
     "tests/cli/test_up.py",
 )
 """The files whose tests start installations; the longest first, so that no long one is left at the end."""
+
+LONG: Final = (
+    "tests/workflows/test_event_pusher.py",
+    "tests/workflows/test_fault_manager.py",
+    "tests/api/test_unavailable.py",
+    "tests/node_manager/test_process.py",
+    "tests/workers/test_worker_process.py",
+)
+"""Other files that take a minute, the longest first: begun late, they would run alone at the end."""
 
 _TOGETHER: Final = "tests/lab/stack/test_stack.py"
 """Its tests share one installation."""
@@ -47,5 +56,6 @@ def next_scope(waiting: list[str], *, prefers_installations: bool) -> str:
     installations = [scope for scope in waiting if scope.partition("::")[0] in INSTALLATIONS]
     others = [scope for scope in waiting if scope not in installations]
     installations.sort(key=lambda scope: INSTALLATIONS.index(scope.partition("::")[0]))
+    others.sort(key=lambda scope: LONG.index(scope) if scope in LONG else len(LONG))
     own, rest = (installations, others) if prefers_installations else (others, installations)
     return (own or rest)[0]

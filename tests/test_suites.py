@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.progress import in_words
-from tests.side_by_side import INSTALLATIONS, next_scope
+from tests.side_by_side import INSTALLATIONS, LONG, next_scope
 
 ROOT = Path(__file__).parents[1]
 DRILL = "tests/lab/drills/test_drills.py::test_drill_passes[soft-rank]"
@@ -21,7 +21,7 @@ def listed(variable: str) -> list[str]:
 
 def test_files_that_are_named_exist_and_what_is_pure_starts_no_installation() -> None:
     pure = [f"tests/lab/drills/test_{name}.py" for name in listed("PURE_DRILLS")]
-    named = [*INSTALLATIONS, *pure, *listed("SEARCHES")]
+    named = [*INSTALLATIONS, *LONG, *pure, *listed("SEARCHES")]
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert not set(INSTALLATIONS) & set(pure)
 
@@ -32,6 +32,7 @@ def test_a_process_takes_what_it_prefers_and_then_what_is_left() -> None:
     assert next_scope(waiting, prefers_installations=False) == OTHERS[0]
     assert next_scope(OTHERS, prefers_installations=True) == OTHERS[0]
     assert next_scope([DRILL], prefers_installations=False) == DRILL
+    assert next_scope([*OTHERS, LONG[0]], prefers_installations=False) == LONG[0]
 
 
 def test_what_runs_is_told_by_its_part_and_its_case() -> None:

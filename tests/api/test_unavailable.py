@@ -28,6 +28,9 @@ from tests.listening import free_port
 from tests.workflows.factories import config
 from tests.workflows.fault_manager_world import PATIENCE_SEC, World, worker_of
 
+SOON_SEC = 3.0
+"""The API's own bounds add up to two seconds (`api.gateway`); the rest is what a busy machine adds."""
+
 REPORT = "/controller/report_software_fault"
 DEAD_RANK = {"instance_id": 7, "pod_ip": "127.0.0.2", "engine_id": 1, "engine_status": 1}
 STATUS = "/controller/fault_tolerance/status?instance_id=7"
@@ -43,7 +46,7 @@ CALLS = [
 async def says_503(controller: Controller, method: str, path: str, body: object, reason: str) -> str:
     began = time.monotonic()
     reply = await controller.call(method, path, body)
-    assert time.monotonic() - began < 2.0, f"{path} took {time.monotonic() - began:.1f} s"
+    assert time.monotonic() - began < SOON_SEC, f"{path} took {time.monotonic() - began:.1f} s"
     assert (reply.status_code, reply.json()["data"]["reason"]) == (503, reason), reply.text
     message: str = reply.json()["message"]
     return message
@@ -133,7 +136,7 @@ async def test_what_it_remembers_does_not_make_it_slower(tmp_path: Path, monkeyp
                 await says_503(controller, method, path, body, "NO_WORKER")
             began = time.monotonic()
             taken = await controller.call("POST", REPORT, DEAD_RANK)
-            assert (taken.status_code, time.monotonic() - began < 2.0) == (200, True), "its FaultManager's history has it"
+            assert (taken.status_code, time.monotonic() - began < SOON_SEC) == (200, True), "its FaultManager's history has it"
             server.send_signal(signal.SIGSTOP)
             for method, path, body in [*KNOWN_CALLS, ("POST", REPORT, DEAD_RANK)]:
                 await says_503(controller, method, path, body, "TEMPORAL_UNAVAILABLE")

@@ -87,6 +87,7 @@ def test_up_runs_in_the_background_until_down(tmp_path: Path) -> None:
     assert autotomy("status", "--run-dir", str(tmp_path)).returncode == 2
 
 
+@pytest.mark.verify
 def test_up_in_the_foreground_stops_everything_on_ctrl_c(tmp_path: Path) -> None:
     command = [str(AUTOTOMY), "up", *SMALL, "--foreground", "--json", "--run-dir", str(tmp_path)]
     staying = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
@@ -106,6 +107,7 @@ def test_up_in_the_foreground_stops_everything_on_ctrl_c(tmp_path: Path) -> None
     assert carriers(run_id_of(tmp_path)) == []
 
 
+@pytest.mark.verify
 def test_ctrl_c_during_the_start_says_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     command = [str(AUTOTOMY), "up", *SMALL, "--run-dir", str(tmp_path)]
     starting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
@@ -121,6 +123,7 @@ def test_ctrl_c_during_the_start_says_one_line_and_leaves_nothing(tmp_path: Path
     assert carriers(run_id_of(tmp_path)) == []
 
 
+@pytest.mark.verify
 async def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
     stack = await Stack.launch(StackSpec.shaped(1, 1, declare=False, web_ui=False), tmp_path)
     for carrier in carriers(stack.run_id):
@@ -133,6 +136,7 @@ async def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
     assert not (await stack.down()).clean
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("garbage", [None, "{"])
 async def test_a_running_stack_whose_record_is_lost_is_seen_and_stopped(tmp_path: Path, garbage: str | None) -> None:
     stack = await Stack.launch(StackSpec.shaped(1, 1, declare=False, web_ui=False), tmp_path)

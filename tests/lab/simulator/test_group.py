@@ -8,8 +8,12 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.eventually import eventually
 from tests.lab.simulator.ranks import DETECTION_SEC, Ranks, all_become, apply_all, instance
+
+pytestmark = pytest.mark.verify
 
 
 async def steps(ranks: Ranks) -> list[int]:

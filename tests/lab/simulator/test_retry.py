@@ -6,8 +6,12 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.eventually import eventually
 from tests.lab.simulator.ranks import Ranks, all_become, apply_all, instance
+
+pytestmark = pytest.mark.verify
 
 
 async def halt_without_a_loss(ranks: Ranks) -> None:

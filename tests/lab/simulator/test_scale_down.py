@@ -6,8 +6,12 @@ import asyncio
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.lab.simulator.ranks import RECOVERY_SEC, STORE_TIMEOUT_SEC, all_become, apply_all, instance
 from tests.listening import free_port
+
+pytestmark = pytest.mark.verify
 
 
 async def test_command_is_refused_asynchronously_while_healthy(tmp_path: Path) -> None:
