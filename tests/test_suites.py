@@ -9,7 +9,7 @@ from tests.side_by_side import INSTALLATIONS, LONG, next_scope
 ROOT = Path(__file__).parents[1]
 DRILL = "tests/lab/drills/test_drills.py::test_drill_passes[soft-rank]"
 CHAIN = "tests/lab/drills/test_restart.py::test_chosen_cells_end_as_the_table_says[chain-02]"
-OTHERS = ["tests/api/test_api.py", "tests/workflows/test_fault_manager.py"]
+OTHERS = ["tests/api/test_api.py", "tests/workflows/test_fast_recovery.py"]
 
 
 def listed(variable: str) -> list[str]:
@@ -38,4 +38,4 @@ def test_a_process_takes_what_it_prefers_and_then_what_is_left() -> None:
 def test_what_runs_is_told_by_its_part_and_its_case() -> None:
     assert in_words(DRILL) == "lab/drills soft-rank"
     assert in_words(CHAIN) == "lab/drills chain-02"
-    assert in_words(f"{OTHERS[1]}::test_a_round_begins[x]") == "workflows fault_manager"
+    assert in_words(f"{OTHERS[1]}::test_a_round_begins[x]") == "workflows fast_recovery"
