@@ -40,9 +40,10 @@ PURE := $(filter-out $(SEARCHES), $(wildcard \
     tests/domain/test_*.py tests/domain/*/test_*.py tests/simulation/test_*.py tests/lab/oracle/test_*.py \
     tests/deploy/*_page.py $(PURE_DRILLS:%=tests/lab/drills/test_%.py)))
 
-# Five tests at a time (tests/side_by_side.py), and one line that tells how far it is (tests/progress.py).
+# So many tests at a time (tests/side_by_side.py), and one line that tells how far it is (tests/progress.py).
 PYTEST := $(BIN)/pytest --quiet --progress --override-ini console_output_style=classic
-SIDE_BY_SIDE := --numprocesses 5 --no-loadscope-reorder
+AT_ONCE ?= 5
+SIDE_BY_SIDE := --numprocesses $(AT_ONCE) --no-loadscope-reorder
 
 fast: setup  ## while you work: check, and the tests of what is pure (a minute)
 	@$(MAKE) --no-print-directory --jobs 2 check pure

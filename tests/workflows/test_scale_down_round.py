@@ -243,6 +243,7 @@ async def test_the_round_is_found_by_its_search_attributes(temporal_client: Clie
     async with strategy_world(temporal_client) as world:
         world.instance.kill(1)
         report = await world.run_round(world.instance.order(1))
+        assert report.outcome is RoundOutcome.SUCCEEDED, report
         query = f'InstanceId = {report.instance_id} AND Outcome = "succeeded" AND DeadRanks = "1" AND ServingPublished = true'
 
         async def listed() -> bool:
