@@ -32,8 +32,8 @@ from domain.messages.fault_manager import (
     StrategyState,
     fault_manager_id,
 )
-from domain.messages.receivers import fault_manager
 from domain.messages.strategy import AnyReport, StrategyEnd
+from domain.receivers import fault_manager
 from service.fault_manager_input import fault_manager_input
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain.errors import AutotomyError, Refused, Transient
-from domain.messages.receivers import Receiver
+from domain.receivers import Receiver
 from service import workflow_starts
 from service.temporal import UPDATE_CUT_OFF, UPDATE_NOT_TAKEN, raise_if_cancelled
 

@@ -27,7 +27,8 @@ from domain.messages.event_pusher import (
     ViewRecord,
     ViewsRecord,
 )
-from domain.messages.receivers import event_pusher
+from domain.receivers import event_pusher
+from domain.serving import known_view
 
 AT_ONCE: Final = 64
 """Views in one update: 0.3 MB with 320 ranks each, of the 2 MB that Temporal takes."""
@@ -72,7 +73,7 @@ class ViewRecorder:
     async def record(self, record: ViewRecord, timeout_sec: float) -> Coordinators:
         """EventPusher knows this revision, or a higher one; who must hear of it. Raises Transient, Refused."""
         told: asyncio.Future[Coordinators] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(instance_id=record.topology.instance_id, view=KnownView.of(record), told=told)
+        waiting = _Waiting(instance_id=record.topology.instance_id, view=known_view(record), told=told)
         self._waiting.append(waiting)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send(), name="record views")

@@ -20,7 +20,7 @@ from domain.messages.event_pusher import (
     CoordinatorRecord,
     Coordinators,
 )
-from domain.messages.receivers import event_pusher
+from domain.receivers import event_pusher
 from service.http import HttpError, success
 
 REACHED_SEC: Final = 20.0

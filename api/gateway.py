@@ -31,7 +31,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.errors import ApiReason
-from domain.messages.receivers import Receiver
+from domain.receivers import Receiver
 from service import workflow_starts
 from service.failpoints import failpoint
 from service.http import HttpError

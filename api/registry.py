@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from api.gateway import WorkflowUnknown
 from api.state import Api
 from domain.messages.instance_registry import INSTANCE_REGISTRY_ID
-from domain.messages.receivers import instance_registry
+from domain.receivers import instance_registry
 from service.registry_memory import registry_start
 
 M = TypeVar("M", bound=BaseModel)

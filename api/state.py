@@ -14,7 +14,7 @@ from api.strangers import Strangers
 from domain.config import FaultToleranceConfig
 from domain.messages.fault_manager import FaultManagerStart
 from domain.messages.node_manager import FtPacing
-from domain.messages.receivers import Receiver, fault_manager
+from domain.receivers import Receiver, fault_manager
 from domain.registration import RegisteredInstance
 from domain.topology import Topology
 from service.http import HttpError

@@ -21,7 +21,6 @@ inconsistent; the instance runs all the same, and the gate refuses to shrink it 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
@@ -29,33 +28,12 @@ from pydantic import Field
 
 from domain.engine import FtCapability
 from domain.messages.fault_manager import FaultManagerStart, InstanceRemoval
-from domain.messages.registration import HoldReason, PodRegistration, RegisterRequest
+from domain.messages.registration import Admission, HoldReason, PodRegistration, RegisterRequest
 from domain.model import MAX_INSTANCE_ID, InstanceId, Port, Strict
 from domain.runtime import TRANSACTION_PHASES, FtPhase, RejectedSignal
 from domain.topology import Endpoint, NodeManagerAddress, NodeManagerPlace, ParallelConfig, Role, Topology
 
 DISPLACED_KEPT = 64
-
-
-class Admission(StrEnum):
-    """What became of a registration. The first two changed something."""
-
-    SEATED = "SEATED"
-    REPLACED = "REPLACED"  # the seat's former Pod is gone: this one has another address
-    UNCHANGED = "UNCHANGED"
-    CONTRADICTS = "CONTRADICTS"  # another model, role, size or shape than the Pods before it
-    SEAT_TAKEN = "SEAT_TAKEN"  # a newer Pod has this node_rank
-    ADDRESS_TAKEN = "ADDRESS_TAKEN"  # the same Pod has another node_rank already
-    OTHER_INSTANCE = "OTHER_INSTANCE"  # another instance owns this NodeManager's address
-    FOREIGN_POD = "FOREIGN_POD"  # the assembled topology has no such Pod, or not with these ranks
-
-    @property
-    def changed(self) -> bool:
-        return self in (Admission.SEATED, Admission.REPLACED)
-
-    @property
-    def refused(self) -> bool:
-        return not self.changed and self is not Admission.UNCHANGED
 
 
 class Job(Strict):

@@ -8,6 +8,7 @@ design §5).
 from collections.abc import Collection
 
 from domain.messages.coordinator import RefreshEndpoint, RefreshInstance
+from domain.messages.event_pusher import KnownView, ViewRecord
 from domain.topology import Topology
 
 
@@ -34,4 +35,19 @@ def project(topology: Topology, ranks: Collection[int], revision: int) -> Refres
         role=topology.role,
         revision=revision,
         endpoints=endpoints,
+    )
+
+
+def known_view(record: ViewRecord) -> KnownView:
+    """An instance's view as EventPusher keeps it. Raises `KeyError` for a rank that the instance does not have."""
+    entry = project(record.topology, record.ranks, record.revision)
+    served = [(pod_ip, endpoint) for pod_ip, in_pod in entry.endpoints.items() for endpoint in in_pod.values()]
+    return KnownView(
+        id=entry.id,
+        job_name=entry.job_name,
+        model_name=entry.model_name,
+        role=entry.role,
+        revision=record.revision,
+        ports={pod_ip: {e.id: e.business_port for e in in_pod.values()} for pod_ip, in_pod in entry.endpoints.items()},
+        elsewhere={endpoint.id: endpoint.ip for pod_ip, endpoint in served if endpoint.ip != pod_ip},
     )

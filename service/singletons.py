@@ -9,7 +9,7 @@ from typing import Final
 from temporalio.client import Client
 
 from domain.config import FaultToleranceConfig
-from domain.messages.receivers import event_pusher, instance_registry
+from domain.receivers import event_pusher, instance_registry
 from service.registry_memory import registry_start
 from service.workflow_starts import ensure_running
 

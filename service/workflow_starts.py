@@ -1,4 +1,4 @@
-"""How our processes start a workflow, or tell it something that starts it where it is gone (`domain.messages.receivers`).
+"""How our processes start a workflow, or tell it something that starts it where it is gone (`domain.receivers`).
 
 Each call is one request, of which Temporal makes both or neither. What goes wrong is raised as Temporal's own: it means
 something else to a caller of the API (`api.gateway`) than to an activity (`activities.temporal_calls`).
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from temporalio.client import Client, WithStartWorkflowOperation
 from temporalio.common import WorkflowIDConflictPolicy
 
-from domain.messages.receivers import TASK_TIMEOUT, Receiver
+from domain.receivers import TASK_TIMEOUT, Receiver
 
 T = TypeVar("T")
 

@@ -47,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.messages.fault_manager import CONFIG_SIGNAL
     from domain.runtime import with_rejected
+    from domain.serving import known_view
 
 FORGET_SIGNAL: Final = "forget_instance"
 
@@ -169,7 +170,7 @@ class EventPusher:
     def record_view(self, record: ViewRecord) -> Coordinators:
         """One view, as workers told it before `record_views`; here while such a worker or history may be about."""
         instance_id = record.topology.instance_id
-        self._take_views({instance_id: KnownView.of(record)})
+        self._take_views({instance_id: known_view(record)})
         return Coordinators(coordinators=self._coordinators(), known_revision=self._state.views[instance_id].revision)
 
     @record_view.validator

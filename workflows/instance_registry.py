@@ -50,8 +50,8 @@ with workflow.unsafe.imports_passed_through():
         RegistryReply,
         RemoveCall,
     )
+    from domain.messages.registration import Admission
     from domain.registration import (
-        Admission,
         Admitted,
         Assembly,
         Owner,
@@ -69,7 +69,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.topology import NodeManagerAddress, Topology
 
 CONTINUE_AS_NEW_AT_EVENTS: Final = 1_500
-"""Another worker must be able to replay a run within one workflow task (`domain.messages.receivers.TASK_TIMEOUT`)."""
+"""Another worker must be able to replay a run within one workflow task (`domain.receivers.TASK_TIMEOUT`)."""
 
 CONTINUE_AS_NEW_WITH_STARTS_AT_EVENTS: Final = 3_000
 """A topology that waits for its FaultManager is not carried over before this: many could be too large for one payload."""

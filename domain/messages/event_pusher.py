@@ -10,7 +10,6 @@ from domain.address import Host
 from domain.messages.coordinator import RefreshInstance
 from domain.model import InstanceId, Port, Rank, Revision, Strict
 from domain.runtime import RejectedSignal
-from domain.serving import project
 from domain.topology import Role, Topology
 
 EVENT_PUSHER_ID = "event-pusher"
@@ -79,21 +78,6 @@ class KnownView(Strict):
     ports: dict[Host, dict[int, Port]] = Field(default_factory=dict)
     elsewhere: dict[int, Host] = Field(default_factory=dict)
     forget_at: float | None = None
-
-    @classmethod
-    def of(cls, record: ViewRecord) -> "KnownView":
-        """Raises `KeyError` for a rank that the instance does not have."""
-        entry = project(record.topology, record.ranks, record.revision)
-        served = [(pod_ip, endpoint) for pod_ip, in_pod in entry.endpoints.items() for endpoint in in_pod.values()]
-        return cls(
-            id=entry.id,
-            job_name=entry.job_name,
-            model_name=entry.model_name,
-            role=entry.role,
-            revision=record.revision,
-            ports={pod_ip: {e.id: e.business_port for e in in_pod.values()} for pod_ip, in_pod in entry.endpoints.items()},
-            elsewhere={endpoint.id: endpoint.ip for pod_ip, endpoint in served if endpoint.ip != pod_ip},
-        )
 
     @property
     def entry(self) -> RefreshInstance:

@@ -3,9 +3,8 @@
 from enum import StrEnum
 
 from domain.config import FaultToleranceConfig
-from domain.messages.registration import RegisterRequest
+from domain.messages.registration import Admission, RegisterRequest
 from domain.model import InstanceId, Strict
-from domain.registration import Admission
 from domain.topology import Topology
 
 INSTANCE_REGISTRY_ID = "instance-registry"

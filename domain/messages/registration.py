@@ -92,6 +92,27 @@ class RegisterRequest(PodRegistration):
         return PodRegistration.model_validate(self.model_dump(include=set(PodRegistration.model_fields)))
 
 
+class Admission(StrEnum):
+    """What became of a registration. The first two changed something."""
+
+    SEATED = "SEATED"
+    REPLACED = "REPLACED"  # the seat's former Pod is gone: this one has another address
+    UNCHANGED = "UNCHANGED"
+    CONTRADICTS = "CONTRADICTS"  # another model, role, size or shape than the Pods before it
+    SEAT_TAKEN = "SEAT_TAKEN"  # a newer Pod has this node_rank
+    ADDRESS_TAKEN = "ADDRESS_TAKEN"  # the same Pod has another node_rank already
+    OTHER_INSTANCE = "OTHER_INSTANCE"  # another instance owns this NodeManager's address
+    FOREIGN_POD = "FOREIGN_POD"  # the assembled topology has no such Pod, or not with these ranks
+
+    @property
+    def changed(self) -> bool:
+        return self in (Admission.SEATED, Admission.REPLACED)
+
+    @property
+    def refused(self) -> bool:
+        return not self.changed and self is not Admission.UNCHANGED
+
+
 class HoldReason(StrEnum):
     """Why a Pod must not start engines of its own accord."""
 

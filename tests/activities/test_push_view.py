@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from activities.attempt import Attempt, attempt
 from activities.coordinator import ViewPush, set_request
 from domain.messages.coordinator import RefreshEvent, RefreshRequest
-from domain.messages.event_pusher import CoordinatorRecord, Coordinators, KnownView, PushLoopCall, ViewRecord
+from domain.messages.event_pusher import CoordinatorRecord, Coordinators, PushLoopCall, ViewRecord
 from domain.messages.round import ViewCall, ViewResult
-from domain.serving import project
+from domain.serving import known_view, project
 from domain.topology import Topology
 from service.one_exchange import one_exchange_client
 from tests.activities.attempts import run, within
@@ -182,5 +182,5 @@ async def test_an_unusable_address_is_named() -> None:
 async def test_set_lists_withdrawn_instances_without_endpoints() -> None:
     async with fake_instance() as instance:
         view = ViewRecord(topology=instance.topology(), revision=4, ranks=())
-        request = set_request(PushLoopCall(coordinators=(), views=(KnownView.of(view),), set_interval_sec=1.0))
+        request = set_request(PushLoopCall(coordinators=(), views=(known_view(view),), set_interval_sec=1.0))
         assert [(one.id, one.revision, one.endpoints) for one in request.instances] == [(instance.instance_id, 4, {})]

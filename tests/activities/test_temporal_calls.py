@@ -11,7 +11,7 @@ from temporalio.client import Client
 from activities.temporal_calls import update_with_start
 from domain.errors import Transient
 from domain.messages.event_pusher import EVENT_PUSHER_WORKFLOW, RECORD_VIEWS_UPDATE, EventPusherState, RecordedViews, ViewsRecord
-from domain.messages.receivers import Receiver
+from domain.receivers import Receiver
 
 
 async def test_an_update_that_nobody_takes_leaves_no_failure_behind_that_nobody_fetches(temporal_client: Client) -> None:

@@ -19,7 +19,7 @@ from domain.messages.instance_registry import (
     RegistryReply,
     RemoveCall,
 )
-from domain.messages.receivers import instance_registry
+from domain.receivers import instance_registry
 from domain.registration import RegistryState
 from service.http import HttpError
 from service.temporal import connect, server_command

@@ -8,8 +8,8 @@ from activities.temporal_calls import update_with_start
 from api.gateway import Gateway, UpdateRefused
 from domain.errors import Refused, Transient
 from domain.messages.event_pusher import EventPusherState
-from domain.messages.receivers import event_pusher
 from domain.model import Strict
+from domain.receivers import event_pusher
 
 
 class Taken(Strict):

@@ -3,7 +3,7 @@
 import pytest
 
 from domain.messages.event_pusher import KnownView, ViewRecord
-from domain.serving import project
+from domain.serving import known_view, project
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Role, Topology
 
 TOPOLOGY = Topology(
@@ -26,7 +26,7 @@ TOPOLOGY = Topology(
 
 @pytest.mark.parametrize("ranks", [(), (0,), (1, 3), (0, 1, 2, 3)])
 def test_nothing_of_an_entry_is_lost(ranks: tuple[int, ...]) -> None:
-    view = KnownView.of(ViewRecord(topology=TOPOLOGY, revision=5, ranks=ranks))
+    view = known_view(ViewRecord(topology=TOPOLOGY, revision=5, ranks=ranks))
     kept = KnownView.model_validate_json(view.model_dump_json())
     assert kept.entry == project(TOPOLOGY, ranks, 5)
     assert (kept.ranks, kept.revision) == (ranks, 5)
@@ -34,4 +34,4 @@ def test_nothing_of_an_entry_is_lost(ranks: tuple[int, ...]) -> None:
 
 def test_a_rank_that_the_instance_does_not_have_is_an_error() -> None:
     with pytest.raises(KeyError):
-        KnownView.of(ViewRecord(topology=TOPOLOGY, revision=5, ranks=(4,)))
+        known_view(ViewRecord(topology=TOPOLOGY, revision=5, ranks=(4,)))

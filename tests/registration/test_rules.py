@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from domain.messages.registration import HoldReason, RegisterRequest
+from domain.messages.registration import Admission, HoldReason, RegisterRequest
 from domain.model import MAX_INSTANCE_ID
 from domain.registration import (
-    Admission,
     Assembly,
     RegisteredInstance,
     admit,

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState, KnownView, ViewRecord, ViewsRecord
+from domain.messages.event_pusher import EVENT_PUSHER_ID, EventPusherState, ViewRecord, ViewsRecord
 from domain.messages.fault_manager import FAULT_MANAGER_WORKFLOW, fault_manager_id
 from domain.messages.round import CommitRecord
 from domain.messages.strategy import (
@@ -30,6 +30,7 @@ from domain.messages.strategy import (
     StrategyProgress,
 )
 from domain.model import Strict
+from domain.serving import known_view
 from domain.topology import Topology
 from service.one_exchange import one_exchange_client
 from service.temporal import ensure_search_attributes
@@ -49,7 +50,7 @@ STRATEGIES = [kind for kind in WORKFLOWS if kind not in (FaultManager, InstanceR
 
 def views_record(topology: Topology, revision: int, ranks: Iterable[int]) -> ViewsRecord:
     """One instance's view, as EventPusher is told it."""
-    view = KnownView.of(ViewRecord(topology=topology, revision=revision, ranks=tuple(ranks)))
+    view = known_view(ViewRecord(topology=topology, revision=revision, ranks=tuple(ranks)))
     return ViewsRecord(views={topology.instance_id: view})
 
 

@@ -15,11 +15,11 @@ from domain.messages.event_pusher import (
     ANNOUNCE_UPDATE,
     CoordinatorRecord,
     EventPusherState,
-    KnownView,
     PushLoopCall,
     PushLoopResult,
     ViewRecord,
 )
+from domain.serving import known_view
 from domain.topology import Endpoint, NodeManagerPlace, ParallelConfig, Topology
 from tests.eventually import eventually
 from tests.leaving_worker import LeavingWorker
@@ -129,7 +129,7 @@ async def test_a_hundred_instances_of_320_ranks_fit(temporal_client: Client) -> 
     views = {}
     for instance_id in range(100):
         where = topology(instance_id, 320)
-        views[instance_id] = KnownView.of(ViewRecord(topology=where, revision=1, ranks=where.ranks))
+        views[instance_id] = known_view(ViewRecord(topology=where, revision=1, ranks=where.ranks))
     assert len(EventPusherState(views=views).model_dump_json()) < WARNED_OF_FROM_BYTES
     calls: list[PushLoopCall] = []
     async with a_pusher(temporal_client, EventPusherState(views=views), calls) as handle:

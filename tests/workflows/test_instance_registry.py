@@ -25,8 +25,8 @@ from domain.messages.instance_registry import (
     RegistryReply,
     RemoveCall,
 )
-from domain.messages.registration import RegisterRequest
-from domain.registration import Admission, Assembly, RegisteredInstance, RegistryState, founded, topology_of
+from domain.messages.registration import Admission, RegisterRequest
+from domain.registration import Assembly, RegisteredInstance, RegistryState, founded, topology_of
 from service.fault_manager_input import fault_manager_input
 from tests.eventually import eventually
 from tests.leaving_worker import LeavingWorker

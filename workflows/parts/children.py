@@ -14,7 +14,7 @@ from temporalio.common import TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from domain.messages.receivers import TASK_TIMEOUT
+    from domain.receivers import TASK_TIMEOUT
 
 Child = workflow.ChildWorkflowHandle[Any, Any]
 

@@ -16,8 +16,8 @@ from domain.instance.evidence import Evidence
 from domain.instance.state import InstanceState, Life, ServingView
 from domain.messages.controller import MotorStatus
 from domain.messages.fault_manager import REPORT_SIGNAL, TASK_QUEUE, FaultManagerStart, fault_manager_id
-from domain.messages.receivers import fault_manager
 from domain.messages.strategy import RoundReason, StrategyKind
+from domain.receivers import fault_manager
 from domain.runtime import FtPhase
 from lab.drills.drill import PODS, Drill, in_place, local_spec
 from lab.drills.judge.endings import failed_rounds_aborted, rounds_ended
