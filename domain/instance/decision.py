@@ -367,9 +367,18 @@ def _told(reason: DecisionReason, detail: str) -> str:
 
 
 def _faults(case: Case) -> str:
-    silent = [rank for rank in case.active if rank not in case.dead and rank not in case.unhealthy]
+    """What is known of every active rank. Who answers nonsense, or whose NodeManager is lost, is not called well."""
+    quiet = [rank for rank in case.active if rank not in case.dead and rank not in case.unhealthy]
+    garbled = [rank for rank in quiet if case.evidence.of(rank).protocol_error is not None]
+    lost = {rank for manager in case.situation.lost_node_managers for rank in case.topology.ranks_of(manager)}
+    unheard = [rank for rank in quiet if rank in lost and rank not in garbled]
     words = [f"dead: {list(case.dead)}", f"unhealthy: {list(case.unhealthy)}"]
-    return ", ".join([*words, f"without a fault: {silent}"] if silent else words)
+    if garbled:
+        words.append(f"answering nonsense: {garbled}")
+    if unheard:
+        words.append(f"behind a lost NodeManager: {unheard}")
+    well = [rank for rank in quiet if rank not in garbled and rank not in unheard]
+    return ", ".join([*words, f"without a fault: {well}"] if well else words)
 
 
 def _listed(faults: tuple[object, ...]) -> str:

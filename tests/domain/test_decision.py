@@ -296,3 +296,19 @@ def test_waits_always_come_to_an_end(statuses: Statuses, after_sec: float) -> No
 
 def test_no_evidence_at_all_is_no_decision() -> None:
     assert decide(Evidence(), Situation(), topology(), config(), T0).action is Action.NOTHING
+
+
+def test_a_rank_that_answers_nonsense_is_not_called_well() -> None:
+    evidence = with_statuses({1: D}).merge_all([report(2, U, T0 + 1, source=EntrySource.PROTOCOL_ERROR)], ())
+    detail = decide(evidence, Situation(), topology(), config(), T0 + 2).detail
+    assert "answering nonsense: [2]" in detail
+    assert "without a fault: [0, 3]" in detail
+    well_again = evidence.merge_all([report(2, H, T0 + 2)], ())
+    assert "without a fault: [0, 2, 3]" in decide(well_again, Situation(), topology(), config(), T0 + 3).detail
+
+
+def test_a_rank_behind_a_lost_node_manager_is_not_called_well() -> None:
+    lost = (NodeManagerAddress(ip="10.0.0.2", port=1026),)
+    detail = decide(with_statuses({1: D}), Situation(lost_node_managers=lost), topology(), config(), T0 + 1).detail
+    assert "behind a lost NodeManager: [2, 3]" in detail
+    assert "without a fault: [0]" in detail
