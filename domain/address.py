@@ -61,7 +61,7 @@ PeerUrl = Annotated[str, Field(min_length=1, max_length=LONGEST_URL), AfterValid
 """The base URL of a peer that announces itself or is configured."""
 
 
-def host_port(at: str, port: int) -> str:
+def host_port(at: str, port: int | str) -> str:
     """`10.0.0.1:1026`, `[2001:db8::1]:1026`, `node-3:1026`."""
     return f"[{at}]:{port}" if ":" in at else f"{at}:{port}"
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from domain.address import http_url
 from domain.errors import ConfigError
 from domain.model import Port, Rank, Strict
 from dp_supervisor.options import Options
@@ -12,7 +13,8 @@ from dp_supervisor.options import Options
 _PLACEHOLDER: Final = re.compile(r"\{(rank|port|local_index|dp_size)\}")
 _ASCEND_DEVICES: Final = "ASCEND_RT_VISIBLE_DEVICES"
 _CUDA_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
-_LOOPBACK: Final = {None: "127.0.0.1", "": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}
+_LOOPBACK: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a server that listens on every interface is looked at."""
 
 
 class ServerPlan(Strict):
@@ -38,7 +40,7 @@ def _plan(options: Options, index: int, environment: Mapping[str, str]) -> Serve
         port=port,
         command=_command(options, values),
         environment=_devices(options, index, environment),
-        url=f"http://{_url_host(options.host)}:{port}",
+        url=http_url(_LOOPBACK.get(options.host or "", options.host or ""), port),
     )
 
 
@@ -66,9 +68,3 @@ def _devices(options: Options, index: int, environment: Mapping[str, str]) -> di
         )
     devices = listed or [str(number) for number in range(needed)]
     return {name: ",".join(devices[index * each : (index + 1) * each])}
-
-
-def _url_host(host: str | None) -> str:
-    if host in _LOOPBACK:
-        return _LOOPBACK[host]
-    return f"[{host}]" if host is not None and ":" in host else str(host)

@@ -146,7 +146,7 @@ class Launcher:
             await asyncio.sleep(_READY_CHECK_SEC)
 
     def _managed(self, record: EngineRecord, spec: EngineSpec, tree: ProcessTree, endpoint: Endpoint | None) -> ManagedEngine:
-        url = f"http://{endpoint.ip}:{endpoint.business_port}" if endpoint else ""
+        url = endpoint.url if endpoint else ""
         client = EngineClient(record.rank, url, self._engine_http, api_key=spec.api_key)
         return ManagedEngine(rank=record.rank, spec=spec, tree=tree, client=client, record=record)
 

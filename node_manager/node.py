@@ -10,6 +10,7 @@ from functools import partial
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from domain.address import host_port
 from domain.engine import EngineStatus, RankEntry
 from domain.errors import ConfigError
 from domain.messages.controller import HeartbeatRequest
@@ -294,11 +295,11 @@ def _check_that_it_is_ours(journal: Journal, config: NodeManagerConfig) -> None:
     """A journal under another address would mean engines that nobody looks after: better not to start at all."""
     if journal.broken is not None or journal.start is None or is_mine(journal.start, config.pod_ip, config.port):
         return
-    known = sorted({f"{e.pod_ip}:{e.node_manager_port or 'any port'}" for e in journal.start.endpoints})
+    known = sorted({host_port(e.pod_ip, e.node_manager_port or "any port") for e in journal.start.endpoints})
     journal.close()
     raise ConfigError(
         f"journal = {config.journal}: it belongs to a NodeManager of instance {journal.start.instance_id} at one of "
-        f"{', '.join(known)}, this one is {config.pod_ip}:{config.port}; "
+        f"{', '.join(known)}, this one is {host_port(config.pod_ip, config.port)}; "
         "correct pod_ip and port, or give this one its own journal"
     )
 

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from domain.errors import ConfigError
@@ -152,6 +153,16 @@ async def test_two_node_managers_on_one_ip_take_their_own_endpoints(
         endpoints = a.start_body()["endpoints"] + b.start_body()["endpoints"]
         for pod, rank in ((a, "0"), (b, "1")):
             assert set((await pod.start(endpoints=endpoints))["engines"]) == {rank}
+
+
+async def test_an_engine_at_an_ipv6_address_is_asked_there(pod: Pod) -> None:
+    endpoints = [{**endpoint, "ip": "::1"} for endpoint in pod.start_body()["endpoints"]]
+    await pod.start(endpoints=endpoints)
+    for endpoint in endpoints:
+        engine = pod.node.engines.get(endpoint["id"])
+        assert engine is not None
+        assert httpx.URL(engine.client.base_url).host == "::1"
+        assert engine.client.base_url == f"http://[::1]:{endpoint['business_port']}"
 
 
 async def test_status_is_strict_about_health_and_relaxed_about_processes(
