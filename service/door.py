@@ -93,16 +93,16 @@ class BodyDoor:
 
 async def _read(scope: Scope, receive: Receive, limit: int) -> Message:
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    parts: list[bytes] = []
-    size = int(announced) if len(announced) <= _LONGEST_LENGTH else limit + 1
-    while size <= limit:
+    body = bytearray()
+    too_large = len(announced) > _LONGEST_LENGTH or int(announced) > limit
+    while not too_large:
         message = await receive()
         if message["type"] == "http.disconnect":
             return message
-        parts.append(message.get("body", b""))
-        size = sum(map(len, parts))
-        if size <= limit and not message.get("more_body", False):
-            return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        body += message.get("body", b"")
+        too_large = len(body) > limit
+        if not too_large and not message.get("more_body", False):
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
     raise NotLetIn(413, DoorReason.TOO_LARGE, f"the body is larger than {limit:,} bytes, the limit of {scope['path'][:200]}")
 
 

@@ -35,8 +35,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
+from domain.address import http_url
 from domain.errors import AutotomyError, Refused, Transient
-from service.door import BodyDoor, DoorReason, NotLetIn, PunctualProtocol
+from service.door import BodyDoor, NotLetIn, PunctualProtocol
 from service.stop import sleep_unless_stopped
 
 log = logging.getLogger(__name__)
@@ -144,9 +145,6 @@ async def _on_domain_error(_request: Request, error: Exception) -> JSONResponse:
 
 def invalid(details: Sequence[Mapping[str, Any]]) -> HttpError:
     """A 400 that names each field, its value and why, from pydantic's error details (`ValidationError.errors()`)."""
-    if any(detail["type"] == "json_invalid" for detail in details):
-        why = details[0].get("ctx", {}).get("error", details[0]["msg"])
-        return HttpError(400, DoorReason.MALFORMED_JSON, f"the body is not JSON: {why}")
     errors = [_field_error(detail) for detail in details[:_MAX_SHOWN_ERRORS]]
     words = "; ".join(map(_in_words, errors))
     if len(details) > len(errors):
@@ -278,7 +276,7 @@ def _why_not(host: str, port: int, option: str, error: OSError) -> str:
 def url_of(sock: socket.socket) -> str:
     """`http://host:port` of a bound socket."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
+    return http_url(host, port)
 
 
 async def serve(
