@@ -102,17 +102,17 @@ def run_up(run_dir: Path | None, wish: StackWish, *, foreground: bool, as_json: 
 
 
 async def _launch(spec: StackSpec, directory: Path, progress: "StartProgress", owner: ProcessIdentity | None = None) -> Stack:
-    """What ended here without being told to goes on; otherwise a new installation. Raises ConfigError where the options
+    """What can be resumed here goes on; otherwise a new installation. Raises ConfigError where the options
     ask for another one than that."""
     earlier = resumable(RunDir(directory))
     if earlier is None:
         return await Stack.launch(spec, directory, owner=owner, on_event=progress)
     if earlier.spec != spec:
         raise ConfigError(
-            f"the installation in {directory} ended without being told to and was started with other options; "
-            f"give the same to resume it, or stop it first with `autotomy down{_option(directory)}`"
+            f"the installation in {directory} can be resumed, and was started with other options; "
+            f"give the same to go on with it, or end it first with `autotomy down{_option(directory)}`"
         )
-    remarks().print(f"resuming the installation in {directory}, which ended without being told to (instance {spec.instance_id})")
+    remarks().print(f"resuming the installation in {directory} (instance {spec.instance_id})")
     return await Stack.resume(earlier, directory, owner=owner, on_event=progress)
 
 
@@ -203,8 +203,8 @@ async def _down_by_record(files: RunDir, console: Console, *, keep: bool) -> Dow
         return await Stack(files, order).down(keep=keep)
     if keep:
         files.kept_file.touch()
-    elif record.state in (StackState.STARTING, StackState.READY):
-        files.write_record(record.model_copy(update={"state": StackState.STOPPED}))  # it was told to stop now
+    elif record.was_not_told_to_end:
+        files.write_record(record.model_copy(update={"state": StackState.STOPPED}))  # now it was
     if not carriers(record.run_id):
         return None
     console.print(f"the supervisor of the stack in {directory} is gone; stopping what is left of it …")

@@ -62,10 +62,9 @@ def resumable(files: RunDir) -> LaunchOrder | None:
         return None
     if files.is_locked():
         raise files.in_use()
-    crashed = record is not None and record.state in (StackState.STARTING, StackState.READY)
-    if record is None or record.run_id != order.run_id or order.ports is None or not (crashed or files.kept_file.exists()):
+    if record is None or record.run_id != order.run_id or order.ports is None:
         return None
-    return order
+    return order if record.was_not_told_to_end or files.kept_file.exists() else None
 
 
 def prepare_to_resume(files: RunDir, order: LaunchOrder) -> int:

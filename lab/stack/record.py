@@ -139,6 +139,11 @@ class StackRecord(Strict):
     non_default_timers: dict[str, float] = {}
 
     @property
+    def was_not_told_to_end(self) -> bool:
+        """Whether, by the last that its supervisor wrote, it was starting or serving."""
+        return self.state in (StackState.STARTING, StackState.READY)
+
+    @property
     def supervisor(self) -> ProcessIdentity:
         return ProcessIdentity.parse(self.supervisor_incarnation)
 
