@@ -78,19 +78,17 @@ class Renewed:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._failed_at: dict[str, float] = {}
-        self._why: dict[str, str] = {}
+        self._failures: dict[str, tuple[float, str]] = {}
 
     @property
     def trouble(self) -> str | None:
         """Which loops failed of late, and why; None where all go on."""
-        recent = [name for name, at in self._failed_at.items() if self._now() - at < HEALED_SEC]
-        return "; ".join(f"{name}: {self._why[name]}" for name in sorted(recent)) or None
+        recent = (f"{name}: {why}" for name, (at, why) in sorted(self._failures.items()) if self._now() - at < HEALED_SEC)
+        return "; ".join(recent) or None
 
     def note(self, name: str, error: BaseException) -> None:
         """`name` has just failed by a bug: said in the log, and by readiness for a while."""
-        self._failed_at[name] = self._now()
-        self._why[name] = in_words(error)
+        self._failures[name] = (self._now(), in_words(error))
         log.critical("a loop of this process failed by a bug", extra={"loop": name}, exc_info=error)
 
     async def keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:

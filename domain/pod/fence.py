@@ -122,18 +122,18 @@ class Repeated:
     verdict: Verdict
 
 
-def decide_guard(request: GuardRequest, ledger: Fences, now: BootTime) -> Granted | Refusal:
+def decide_guard(request: GuardRequest, fences: Fences, now: BootTime) -> Granted | Refusal:
     """May this id own the Pod, or go on owning it?"""
-    transaction = ledger.known(request.request_id)
+    transaction = fences.known(request.request_id)
     if transaction.verdict is not None:
         return _verdict_known(transaction)
-    if ledger.overtaken(request.generation):
-        return _old_generation(request.generation, ledger)
+    if fences.overtaken(request.generation):
+        return _old_generation(request.generation, fences)
     if transaction.taken_over_by is not None:
         return _held(transaction.taken_over_by, "took the Pod after this guard had lapsed")
-    current = ledger.guard
+    current = fences.guard
     own = current is not None and current.request_id == request.request_id
-    if current is not None and not own and current.live(now, ledger.engine_recovery_timeout_sec):
+    if current is not None and not own and current.live(now, fences.engine_recovery_timeout_sec):
         return _held(current.request_id, f"owns the Pod for another {current.remaining_sec(now):.1f} s at least")
     guard = Guard(
         request_id=request.request_id,
@@ -160,20 +160,20 @@ def taken_over(displaced: Transaction, granted: Granted) -> Transaction:
 
 
 def decide_apply(
-    request: ApplyRequest, ledger: Fences, now: BootTime, *, in_flight: bool, unavailable: Mapping[int, Refusal]
+    request: ApplyRequest, fences: Fences, now: BootTime, *, in_flight: bool, unavailable: Mapping[int, Refusal]
 ) -> Begin | Join | Replay | Refusal:
     """May the engines be called, or were they already? `unavailable`: why an endpoint of this request cannot be called."""
-    transaction = ledger.known(request.request_id)
+    transaction = fences.known(request.request_id)
     if transaction.verdict is not None:
         return _verdict_known(transaction)
-    if ledger.overtaken(request.generation):
-        return _old_generation(request.generation, ledger)
+    if fences.overtaken(request.generation):
+        return _old_generation(request.generation, fences)
     body = ApplyBody.of(request)
     if transaction.apply is not None:
         return _applied_before(transaction.apply, body, request.request_id, in_flight)
     if unavailable:
         return _combined(unavailable)
-    guard = ledger.guard
+    guard = fences.guard
     if guard is None or guard.request_id != request.request_id or guard.remaining_sec(now) == 0:
         holder = guard.request_id if guard is not None and guard.remaining_sec(now) > 0 else None
         return Refusal(NodeManagerReason.NOT_GUARDED, f"no live guard of {request.request_id}: guard first", holder=holder)
@@ -209,9 +209,9 @@ def after_calls(intent: ApplyRecord, ends: Mapping[int, CallEnd], engines: Mappi
     return intent.model_copy(update={"outcome": outcome, "engines": told, "message": why})
 
 
-def decide_finalize(request: FinalizeRequest, ledger: Fences) -> Settle | Repeated | Refusal:
+def decide_finalize(request: FinalizeRequest, fences: Fences) -> Settle | Repeated | Refusal:
     """May this verdict be recorded? An abort always may: under its own id it can only end what nobody else owns."""
-    transaction = ledger.known(request.request_id)
+    transaction = fences.known(request.request_id)
     verdict = Verdict.COMMITTED if request.commit else Verdict.ABORTED
     if transaction.verdict is verdict:
         return Repeated(verdict)
@@ -219,11 +219,11 @@ def decide_finalize(request: FinalizeRequest, ledger: Fences) -> Settle | Repeat
         return Refusal(
             NodeManagerReason.VERDICT_DIFFERS, f"{request.request_id} was {transaction.verdict} already, it cannot be {verdict}"
         )
-    own = ledger.guard is not None and ledger.guard.request_id == request.request_id
-    if request.commit and (ledger.overtaken(request.generation) or (request.generation is None and not own)):
+    own = fences.guard is not None and fences.guard.request_id == request.request_id
+    if request.commit and (fences.overtaken(request.generation) or (request.generation is None and not own)):
         return Refusal(
             NodeManagerReason.STALE,
-            f"{request.request_id} commits generation {request.generation}, but {ledger.highest_generation} was seen here",
+            f"{request.request_id} commits generation {request.generation}, but {fences.highest_generation} was seen here",
         )
     settled = transaction.model_copy(
         update={
@@ -314,8 +314,8 @@ def _verdict_known(transaction: Transaction) -> Refusal:
     return Refusal(NodeManagerReason.VERDICT_KNOWN, f"{transaction.request_id} was {transaction.verdict} already")
 
 
-def _old_generation(generation: int | None, ledger: Fences) -> Refusal:
-    refusal = old_generation(generation, ledger.highest_generation)
+def _old_generation(generation: int | None, fences: Fences) -> Refusal:
+    refusal = old_generation(generation, fences.highest_generation)
     assert refusal is not None
     return refusal
 
